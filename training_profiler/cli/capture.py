@@ -5,14 +5,12 @@ RUN/captures/step100-103-rank0.pt.trace.json.gz.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_lines
 from training_profiler.cli.common import add_run, runs_folder, whole_number, write
-from training_profiler.storage.run_folder import run_named
-from training_profiler.storage.run_reader import is_still_running, journals_of_running, newest_runs
+from training_profiler.storage.run_reader import choose_run, is_still_running, journals_of_running
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 
 
@@ -38,9 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the request, print what will follow, and return 0."""
-    given, runs = arguments.run, runs_folder()
-    folder = given if given is not None and os.path.lexists(given) else None
-    folder = folder or (newest_runs(runs, 1)[0] if given is None else run_named(str(given), runs) or given)
+    folder = choose_run(arguments.run, runs_folder())
     ranks = None if arguments.all else (arguments.rank,)
     is_known = _check_runs(folder, ranks)
     try:

@@ -14,7 +14,6 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import Check, losses_text
 from training_profiler.diagnosis.pauses import pauses
 from training_profiler.model import snapshot as stats
-from training_profiler.model.machine import Pause
 from training_profiler.model.snapshot import (
     AllRanksStats,
     EpochStats,
@@ -210,7 +209,7 @@ def report_schema(trials: type) -> Schema:
         "step_time": hints["step"],
         "epochs": _list_of(epoch),
         "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
-        "pauses": _schema_of(tuple[Pause, ...]),
+        "pauses": _schema_of(tuple[stats.Pause, ...]),
         "ranks": _or_null(ranks),
         "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
         "checklist": _list_of(_object_of(Check)),

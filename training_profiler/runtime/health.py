@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
-from training_profiler.base.units import NS_PER_S
+from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.model.program import CpuSpeed
 from training_profiler.model.snapshot import PROFILER, Health
 from training_profiler.recording.implementation import Clock, Implementation
@@ -189,7 +189,7 @@ class ProfilerHealth:
         notes = []
         if names.invalid_count:
             notes.append(
-                f"{_number(names.invalid_count, 'section')} had no usable name (first: {names.invalid_example}), "
+                f"{counted(names.invalid_count, 'section')} had no usable name (first: {names.invalid_example}), "
                 f"they share the row (invalid name); a name is a string with at least one character"
             )
         if names.further_names:
@@ -205,17 +205,13 @@ def _of_run(run: Totals, reports_left_out: int, were_asked: bool) -> list[str]:
     if run.training_spans and not run.wall_ns:
         notes.append("the clock has not moved forward: counts are right, times are not known")
     if run.unended:
-        notes.append(f"entered and never left by threads that have ended: {_number(run.unended, 'section')}")
+        notes.append(f"entered and never left by threads that have ended: {counted(run.unended, 'section')}")
     if reports_left_out:
         notes.append(
-            f"{_number(reports_left_out, 'periodic report')} left out: at this pace the profiler would cost over "
+            f"{counted(reports_left_out, 'periodic report')} left out: at this pace the profiler would cost over "
             f"{SHARE:.1%} of the run" + ("; raise log_every" if were_asked else "")
         )
     return notes
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _compiled() -> list[str]:
@@ -230,4 +226,4 @@ def _compiled() -> list[str]:
         took = f" in {sum(utils.compilation_time_metrics['_compile.compile_inner']):.2f}s"  # type: ignore[union-attr]
     except (AttributeError, KeyError, TypeError):
         took = ""
-    return [f"torch.compile made {_number(graphs, 'graph')}{took}: sections inside compiled code are not recorded"]
+    return [f"torch.compile made {counted(graphs, 'graph')}{took}: sections inside compiled code are not recorded"]

@@ -177,7 +177,7 @@ class OutputThread:
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000
 STATUS_S: Final = 1.0  # between two drawings of the status line
-LINE_S: Final = 10.0  # without a text of ours, until the status is a line of a file or pipe
+LINE_S: Final = 15.0  # without a text of ours, until the status is a line of a file or pipe
 LINE_SHARE: Final = 0.1  # of the run so far that follows without a line: a night's log has about a hundred
 NEVER_S: Final = 3600.0
 FORK_S: Final = 0.2  # a fork waits at most this long for a text that is being written

@@ -116,7 +116,7 @@ def measure(name: str) -> Outcome:
         high / took_s,
         first["code"],
         first["finding"],
-        tuple(f"{finding['code']} {finding['worth_s'] / took_s:.0%}" for finding in worth),
+        tuple(f"{finding['code']} {finding['saving_s'] / took_s:.0%}" for finding in worth),
     )
 
 

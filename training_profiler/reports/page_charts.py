@@ -18,7 +18,7 @@ MOST_LONGEST: Final = 12
 MOST_MOMENTS: Final = 1_000  # of the machine
 MOST_RANKS, MOST_COLUMNS, MOST_METRICS = 256, 100, 5
 MOST_BARS: Final = 60
-UNEVEN: Final = 8  # times the step that one in ten is shorter than: a linear scale would show a flat line
+UNEVEN: Final = 8  # times the step that a quarter is shorter than: a linear scale would show a flat line
 REST: Final = "(smaller sections)"
 DIGITS: Final = 4
 
@@ -159,7 +159,7 @@ def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[s
 
 def _is_uneven(ordered_ns: Sequence[int]) -> bool:
     """Return whether steps, from the shortest on, are of two kinds, or spread as far."""
-    return bool(ordered_ns) and _most(ordered_ns) > UNEVEN * ordered_ns[len(ordered_ns) // 10]
+    return bool(ordered_ns) and _most(ordered_ns) > UNEVEN * ordered_ns[len(ordered_ns) // 4]
 
 
 def _most(ordered_ns: Sequence[int]) -> int:

@@ -110,6 +110,12 @@
     }
   }
 
+  // A logarithmic axis has its labels at powers of ten if it begins at 1, 2 or 5 of one.
+  function below(low) {
+    const power = 10 ** Math.floor(Math.log10(low));
+    return power * (low >= 5 * power ? 5 : low >= 2 * power ? 2 : 1);
+  }
+
   const zoomHooks = { setScale: [syncZoom], ready: [clickable] };
 
   function drawSteps() {
@@ -132,7 +138,7 @@
       values.push(numbers.map(() => steps.median));
     }
     stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: { ...zoomHooks, draw: [markBeyond] },
-      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (chart, low, high) => (isLog ? [0.8 * low, 1.25 * high] : [0, highest(chart, numbers, steps.max || steps.ms)]) } },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (chart, low, high) => (isLog ? [below(low), 1.25 * high] : [0, highest(chart, numbers, steps.max || steps.ms)]) } },
       cursor: { drag: { x: true, y: false } } }, values);
     target.setAttribute("aria-label",
       `Step time over ${steps.count} steps, median ${ms(steps.median)}, longest ${ms(data.longest[0] ? data.longest[0].ms : null)}`
@@ -269,7 +275,7 @@
     draw(target, { series: [{ label: "ms", value: (_, v) => ms(v) },
       { label: "steps", stroke: color(0), fill: color(0), paths: uPlot.paths.bars({ size: [1, 100] }), value: (_, v) => v ?? "", points: { show: false } }],
     axes: axes(spread.log ? "ms (logarithmic)" : "ms", spread.log ? "steps (logarithmic)" : "steps"),
-    scales: { x: { time: false, distr, range: (_, low, high) => (spread.log ? [0.8 * low, 1.25 * high] : [low - half, high + half]) },
+    scales: { x: { time: false, distr, range: (_, low, high) => (spread.log ? [below(0.9 * low), 1.25 * high] : [low - half, high + half]) },
       y: { distr, range: (_, low, high) => [spread.log ? 0.5 : 0, high * 1.05 || 1] } },
     cursor: { drag: { x: false, y: false } } }, [spread.ms, spread.counts.map((count) => count || null)]);
     if (spread.beyond) byId("beyond").textContent = `${spread.beyond} longer ${spread.beyond > 1 ? "steps are" : "step is"} beyond the right end.`;

@@ -137,7 +137,7 @@
         points: { show: false } });
       values.push(numbers.map(() => steps.median));
     }
-    stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: { ...zoomHooks, draw: [markBeyond] },
+    stepChart = draw(target, { series, axes: axes("step", isLog ? "ms (logarithmic)" : "ms"), hooks: { ...zoomHooks, draw: [markBeyond] },
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (chart, low, high) => (isLog ? [below(low), 1.25 * high] : [0, highest(chart, numbers, steps.max || steps.ms)]) } },
       cursor: { drag: { x: true, y: false } } }, values);
     target.setAttribute("aria-label",
@@ -417,12 +417,14 @@
   function drawCompared(pair) {
     const numbers = pair.before.map((_, at) => 1 + at * pair.group + (pair.group - 1) / 2);
     const known = [...pair.before, ...pair.after].filter((value) => value !== null).sort((a, b) => a - b);
-    const most = 3 * known[Math.floor(0.99 * (known.length - 1))];
+    const at = (share) => known[Math.floor(share * (known.length - 1))];
+    const isLog = at(0.99) > 8 * at(0.25), most = isLog ? Infinity : 3 * at(0.99);
     const series = ["before", "after"].map((label, at) =>
       ({ label, stroke: color(at), width: 1.2, value: (_, v) => ms(v), points: { show: numbers.length < 200, size: 4 } }));
     draw(byId(`${pair.id}-chart`), { series: [{ label: "step", value: (_, v) => (v === null ? "" : String(Math.round(v))) }, ...series],
-      axes: axes("step", "ms"), cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.min(high * 1.05, most) || 1] } } },
+      axes: axes("step", isLog ? "ms (logarithmic)" : "ms"), cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1,
+        range: (_, low, high) => (isLog ? [below(low), 1.25 * high] : [0, Math.min(high * 1.05, most) || 1]) } } },
     [numbers, pair.before, pair.after]);
     const beyond = known.filter((value) => value > most).length;
     byId(`${pair.id}-note`).textContent = "Steps that are not compared are left out. Drag to zoom, double-click to see everything."

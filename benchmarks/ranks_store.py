@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.base.units import NS_PER_S, NS_PER_US
-from training_profiler.model.ranks import RankId
+from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, RankId
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
 from training_profiler.ranks.identity import Rank
@@ -31,7 +31,6 @@ from training_profiler.ranks.summary import (
     StepTimeBucket,
     rank_summary_from_data,
 )
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.storage.journal import Journal
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.statistics.change_point import change_point
 from training_profiler.statistics.histogram import BIN_COUNT, BIN_RATIO, bins_of, count_durations, quantile_ns
-from training_profiler.statistics.trend import MOST_POINTS, Series, trend
+from training_profiler.statistics.trend import MOST_POINTS, Series, change_point, trend
 
 
 def wandering(rng, count, correlation, tail=np.inf):

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
+from training_profiler.model.ranks import GradientSyncTotals
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.storage.run_reader import read_run
 
 S = 1_000_000_000

@@ -7,7 +7,7 @@ import torch.distributed
 
 from tests.support.recording import FakeClock
 from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
-from training_profiler.recording.gradient_sync import GradientSyncTotals
+from training_profiler.model.ranks import GradientSyncTotals
 
 MS = 1_000_000
 WALL_NS = 5_000_000_000_000  # difference between the time of day and the recorder's clock

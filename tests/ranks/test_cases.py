@@ -12,10 +12,9 @@ from tests.ranks.test_summary_builder import NOTHING, RankRun
 from tests.support.golden import assert_golden
 from tests.support.ranks import MS, buckets, summary_of
 from training_profiler.model.location import Location
-from training_profiler.model.ranks import RankId
+from training_profiler.model.ranks import GradientSyncTotals, RankId, block_stride
 from training_profiler.ranks.comparison import all_ranks_stats, clock_stats, waiting_parts
 from training_profiler.ranks.summary import RankSection, RankSummary, RankSyncPoint
-from training_profiler.recording.gradient_sync import GradientSyncTotals, block_stride
 
 SECTIONS = {"data_loading": 1.0, "forward_pass": 10.0, "backward_pass": 15.0, "other": 2.0}
 

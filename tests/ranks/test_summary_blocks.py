@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.recording.gradient_sync import (
-    BLOCK_STEPS,
-    MOST_BLOCKS,
-    block_stride,
-    compared_blocks,
-    is_compared,
-)
+from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, block_stride, compared_blocks, is_compared
 
 
 def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
-from training_profiler.model.ranks import RankId
+from training_profiler.model.ranks import GradientSyncTotals, RankId
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     ComparedBlocks,
@@ -17,7 +17,6 @@ from training_profiler.ranks.summary import (
     RankSyncPoint,
     rank_summary_from_data,
 )
-from training_profiler.recording.gradient_sync import GradientSyncTotals
 
 MS = 1_000_000
 NOTHING = GradientSyncTotals()

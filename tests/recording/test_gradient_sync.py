@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.recording.gradient_sync import GradientSyncTotals, is_compared
+from training_profiler.model.ranks import GradientSyncTotals, is_compared
 
 
 def blocks_before(steps):

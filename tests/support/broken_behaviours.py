@@ -63,7 +63,7 @@ aggregation/totals.py | aggregation/test_gradient_sync.py
 statistics/trend.py | aggregation/test_change_point.py
 - ordered[middle - 1] + ordered[middle]) / 2
 + ordered[middle - 1] + ordered[middle])
-statistics/change_point.py | aggregation/test_change_point.py
+statistics/trend.py | aggregation/test_change_point.py
 - return 0 < CLEAR_CUT * usual < step
 + return 0 < usual < step
 sampling/host.py | sampling/test_host.py

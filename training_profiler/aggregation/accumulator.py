@@ -25,13 +25,13 @@ from training_profiler.aggregation.span_matching import (
     sum_time,
 )
 from training_profiler.aggregation.step_spans import StepSpans
-from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
+from training_profiler.aggregation.step_totals import CaptureAffectedSteps
 from training_profiler.aggregation.totals import GradientSyncAttribution, Totals
 from training_profiler.base.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.model.location import Sample
+from training_profiler.model.ranks import FIRST_STEPS, GradientSyncTotals
 from training_profiler.recording.event_codes import SECTION_MASK
-from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection

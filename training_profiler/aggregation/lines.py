@@ -24,10 +24,9 @@ from training_profiler.base.sections import (
     WORKER_START,
 )
 from training_profiler.model.loader_workers import PHASES
-from training_profiler.model.location import Location, Sample
+from training_profiler.model.location import MOST_WAITING, Location, Sample
 from training_profiler.model.snapshot import BETWEEN, PROFILER, LineStats, SectionStats
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import MOST_WAITING
 from training_profiler.statistics.arrays import Ints
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})

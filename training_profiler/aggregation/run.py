@@ -38,7 +38,7 @@ from training_profiler.model.snapshot import (
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Floats
-from training_profiler.statistics.change_point import ChangePoint, change_point
+from training_profiler.statistics.trend import ChangePoint, change_point
 
 STARTUP_SAMPLES_NEEDED: Final = 10
 MOST_LINES: Final = 3  # of a part

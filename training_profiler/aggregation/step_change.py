@@ -21,8 +21,7 @@ from training_profiler.model.snapshot import (
     LineStats,
     StepChange,
 )
-from training_profiler.statistics.change_point import ChangePoint, change_point
-from training_profiler.statistics.trend import Series, trend
+from training_profiler.statistics.trend import ChangePoint, Series, change_point, trend
 
 LINES_KEPT: Final = 3  # of a section
 MOSTLY_CALLED: Final = 0.5  # of a line's time

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.ranks import FIRST_STEPS
 from training_profiler.model.snapshot import AroundCapture
 from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
 from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
@@ -137,7 +138,6 @@ class CaptureAffectedSteps:
         return sorted(slowed)
 
 
-FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
 WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (docs/reference/figures.md)
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 P95_NEEDS: Final = 20  # steps: with fewer, the longest one is the 95th percentile

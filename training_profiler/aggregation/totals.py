@@ -12,11 +12,11 @@ from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes,
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_totals import SectionSeries, SectionSums, rows_for
-from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, InputWork, StepSums, settled
+from training_profiler.aggregation.step_totals import Coupling, InputWork, StepSums, settled
 from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import StretchFigures
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, compared_blocks
+from training_profiler.model.ranks import BLOCK_STEPS, FIRST_STEPS, GradientSyncTotals, compared_blocks
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Integers, Ints
 from training_profiler.statistics.trend import Series

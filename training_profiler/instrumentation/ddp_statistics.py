@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, Final, NamedTuple
 
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, is_compared
+from training_profiler.model.ranks import BLOCK_STEPS, GradientSyncTotals, is_compared
 from training_profiler.recording.section import Clock
 
 KEPT: Final = 16  # of each kind: the first 16, and at most 16 spread over all

@@ -4,6 +4,8 @@ from typing import Final, NamedTuple
 
 from training_profiler.model.bounds import Count
 
+MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
+
 
 class Location(NamedTuple):
     """A line of the user's code."""

@@ -8,12 +8,19 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 from training_profiler.base.units import NS_PER_S
-from training_profiler.model.ranks import AllRanksStats, ClockStats, HostStats, RankId, RankStats, SectionSpread
+from training_profiler.model.ranks import (
+    BLOCK_STEPS,
+    FIRST_STEPS,
+    AllRanksStats,
+    ClockStats,
+    HostStats,
+    RankId,
+    RankStats,
+    SectionSpread,
+)
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
-from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.statistics.arrays import Floats, Ints
 from training_profiler.statistics.trend import median
 

@@ -9,16 +9,22 @@ import msgspec
 import numpy as np
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, ENOUGH, IN_STEPS
-from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
-from training_profiler.model.ranks import GradientSyncStats, RankId
+from training_profiler.model.ranks import (
+    BLOCK_STEPS,
+    FIRST_STEPS,
+    GradientSyncStats,
+    GradientSyncTotals,
+    RankId,
+    block_stride,
+    is_compared,
+)
 from training_profiler.model.snapshot import OTHER, PROFILER, SPANS_NEEDED
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Ints
 

@@ -326,6 +326,10 @@ class Recorder(Fields):
         """Return how many integers the calling thread has recorded since the last drain."""
         return len(self._local.buffer.events)
 
+    def is_overfull(self) -> bool:
+        """Return whether that is more than a buffer should hold even while its newest events are pending."""
+        return self.backlog() > 4 * FLUSH_AT_MOST
+
     def release(self, until_ns: int) -> None:
         """Let events up to ``until_ns`` be drained: they are final."""
         if self.watermark_ns is not None:
@@ -333,7 +337,7 @@ class Recorder(Fields):
 
     def is_blocked_at(self, drained_ns: int) -> bool:
         """Return whether all undrained events are above the watermark, and the calling thread has room for more."""
-        return self.watermark_ns is not None and self.watermark_ns <= drained_ns and self.backlog() <= 4 * FLUSH_AT_MOST
+        return self.watermark_ns is not None and self.watermark_ns <= drained_ns and not self.is_overfull()
 
     def is_backed_up(self) -> bool:
         """Return whether there are enough marks, or events of the calling thread, for a drain."""

@@ -18,7 +18,6 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.reports.hang import where_text
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.sampling.thread_stacks import StackSignal, read_stacks
-from training_profiler.settings.settings import Settings
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_folder import typed_path
 
@@ -108,7 +107,7 @@ class HangWatch:
         thread.start()
         self._thread = thread
 
-    def reconfigure(self, settings: Settings) -> None:
+    def reconfigure(self, settings: object) -> None:
         """Do nothing: no setting is about hangs."""
 
     def close(self, ended_by: str | None) -> None:

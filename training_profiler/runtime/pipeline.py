@@ -146,6 +146,7 @@ class Pipeline:
     def _connect_samplers(self, settings: Settings, context: RunContext, flush_soon: Callable[[], None]) -> None:
         recorder, begin_ns = self.recorder, context.begin_ns
         self.budget = CostBudget(recorder.clock, begin_ns, self._costs(context.startup))
+        self.reports, self.epochs = self.budget.pace(REPORTS), self.budget.pace(EPOCHS)
         self.samplers = Samplers(
             settings,
             recorder,
@@ -484,7 +485,7 @@ class Pipeline:
 
     def _epochs_refused(self) -> tuple[int, int]:
         """Return how many epochs have no figures, for what they would cost, and of how many; zeros where all have."""
-        if not self.budget.pace(EPOCHS).refused:
+        if not self.epochs.refused:
             return 0, 0
         number = self.instrumentation.epochs.number
         return number - len(self.sums.epochs) - self.sums.is_in_epoch, number
@@ -503,5 +504,5 @@ class Pipeline:
         components = (self.samplers, self.outputs, self.exchange, self)
         notes = [note for component in components for note in component.notes()]
         is_unseen = self._settings.is_quiet and not self._settings.sinks
-        left_out = 0 if is_unseen else self.budget.pace(REPORTS).refused
+        left_out = 0 if is_unseen else self.reports.refused
         return self.profiler_health.health(self.sums.run, left_out, notes, self._settings.asks_for_reports)

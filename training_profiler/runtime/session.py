@@ -12,19 +12,16 @@ from training_profiler.instrumentation.loop_detection.step_detector import Epoch
 from training_profiler.model.snapshot import PROFILER, Snapshot
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT
-from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.outputs import PROGRAM
 from training_profiler.runtime.parts import Component
 from training_profiler.runtime.pipeline import Pipeline, RunContext, SessionCalls
 from training_profiler.runtime.shutdown import Shutdown, held_handler_errors
-from training_profiler.safety.fault_guard import EPOCHS, REPORTS
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.storage.run_folder import REPORT_TEXT
 
-OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
 PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
@@ -86,8 +83,7 @@ class Session:
         self._recorder, self._progress, self._captures = run.recorder, run.progress, run.captures
         self._gradient_sync, self._planned_end = run.instrumentation.context.gradient_sync, run.planned_end
         self._shutdown = Shutdown(self.close)
-        self._reports = run.budget.pace(REPORTS)
-        self._epochs = run.budget.pace(EPOCHS)
+        self._reports, self._epochs = run.reports, run.epochs
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
@@ -366,10 +362,10 @@ class Session:
         steps = self.run.accumulator
         if self._recorder.is_blocked_at(steps.at_ns):  # until the end of the current step
             return
-        if self._recorder.backlog() > OVERFULL:  # the buffer is full: keep the best guess for the pending events
+        if self._recorder.is_overfull():  # the buffer is full: keep the best guess for the pending events
             self._recorder.release(self._recorder.clock())
         # A thread that records faster than others drain must wait for them. Otherwise memory would grow without bound.
-        patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
+        patience_s = PATIENCE_S if self._recorder.is_overfull() else 0.0
         is_due = self._recorder.clock() >= self._next_flush_ns or len(steps.step_ns) > MAX_MARKS
         self._exclusively(self._flush if is_due else self.run.drain, patience_s)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from training_profiler.base.startup_frames import BEFORE_TORCH
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.model.location import Location, Sample
+from training_profiler.model.location import MOST_WAITING, Location, Sample
 from training_profiler.safety.fault_guard import (
     SHARE,
     BackgroundThread,
@@ -175,7 +175,6 @@ PART: Final = "line sampler"
 GOLDEN: Final = 0.6180339887498949
 JITTER: Final = 0.3
 FIRST_SAMPLES: Final = 300  # at any cost: the lines of a short run are of use, too
-MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes microseconds
 
 

@@ -157,3 +157,18 @@ def test_steps_end_in_order_at_distinct_updates(blocks):
 @given(st.text(st.sampled_from("ABCD"), min_size=1, max_size=MISSED_BY_NEW - 1), st.integers(2, 12))
 def test_repeated_pattern_has_one_step_per_primary_update(pattern, times):
     assert len(ends_of(pattern * times)) == times * pattern.count(pattern[0])
+
+
+@pytest.mark.parametrize(("pattern", "ends"), [("aaa", [1]), ("abab", [2])])
+def test_a_step_at_whose_end_the_training_ends_is_not_ended_again(pattern, ends):
+    updates = Updates()
+
+    def end(at_ns):
+        updates.ends.append(at_ns)
+        raise KeyboardInterrupt
+
+    updates.detector = StepDetector(end)
+    with pytest.raises(KeyboardInterrupt):
+        updates.of(pattern)
+    updates.detector.close()
+    assert updates.ends == ends

@@ -10,8 +10,8 @@ from training_profiler.base.text import printable
 from training_profiler.model.snapshot import LineStats, Snapshot
 
 _META: Final = ("command", "folder", "python", "platform", "cpus", "host", "versions", "git")
-# They differ between any two runs, or follow from others.
-_NOT_SETTINGS: Final = ("launch", "rank", "dir", "name")
+# They differ between any two runs, follow from others, or only say how long a run is.
+_NOT_SETTINGS: Final = ("launch", "rank", "dir", "name", "for_", "stop_when_sure")
 _MACHINE: Final = ("cores", "allowed_cores", "host_cores", "local_ranks", "ram_host_total_bytes", "ram_limit_bytes")
 _THROUGHPUT: Final = ("flops_per_step", "dtype", "device", "attention")
 _LOADER: Final = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "is_remade")

@@ -36,7 +36,7 @@ def test_json_equals_the_report_in_the_folder(trained: Outcome) -> None:
     from_journal, kept = json.loads(outcome.stdout), trained.report
     assert from_journal.pop("health").keys() == kept.pop("health").keys()
     assert from_journal == kept
-    assert kept["schema"] == 1
+    assert kept["schema"] == 2
     assert {"schema", "steps", "wall_s", "sections", "epochs", "findings"} <= kept.keys()
     keys = {"count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share"}
     assert "other" in kept["sections"]

@@ -14,7 +14,6 @@ from training_profiler.model.lines import CHECKS as CHECKS
 from training_profiler.model.lines import HOT_PLACES as HOT_PLACES
 from training_profiler.model.lines import HOT_SHARE as HOT_SHARE
 from training_profiler.model.lines import PYTHON as PYTHON
-from training_profiler.model.lines import READ_BY_FUNCTION as READ_BY_FUNCTION
 from training_profiler.model.lines import LineStats as LineStats
 from training_profiler.model.lines import UnsampledWait as UnsampledWait
 from training_profiler.model.lines import WorkerLineStats as WorkerLineStats

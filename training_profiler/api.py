@@ -81,9 +81,7 @@ def start_training_profiling(
     for_: str | None = None,
     stop_when_sure: bool | None = None,
 ) -> None:
-    """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
-
-    A missing argument is read from its variable, such as ``RECTIFIED_FLOW_PROFILE_LOG_EVERY``; else the default holds.
+    """Start a run, or change the settings of the running one; a missing argument is read from its variable.
 
     Args:
         log_every: steps between periodic reports; 50 by default, 0 for the final summary alone.
@@ -111,8 +109,7 @@ def start_training_profiling(
         for_: when the training is ended, such as ``"200steps"`` or ``"10min"``; never by default.
         stop_when_sure: whether it is ended once its first finding is sure; False by default.
 
-    Raises:
-        SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
+    Raises SettingsError or MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
     settings = usable_settings(locals())  # which leaves out None
     if _may_start():

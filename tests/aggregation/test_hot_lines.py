@@ -104,7 +104,7 @@ def test_a_wait_for_work_elsewhere_has_its_share_of_the_run_and_its_longest_line
                 run.sample_line(location, times)
                 run.clock.advance(0.1 * times)
         run.step(forward_pass=1.0)
-    (wait,) = run.snapshot().unseen
+    (wait,) = run.snapshot().unsampled_waits
     assert wait == UnsampledWait("a queue between processes", "train.py:30 main", pytest.approx(0.25), 20)
 
 
@@ -113,7 +113,7 @@ def test_a_few_waits_for_work_elsewhere_may_be_chance():
     for _ in range(9):
         run.sample_line(Location("train.py", 9, "main", waits_for="a pool of threads or processes"))
         run.step(forward_pass=1.0)
-    assert run.snapshot().unseen == ()
+    assert run.snapshot().unsampled_waits == ()
 
 
 @pytest.mark.parametrize(

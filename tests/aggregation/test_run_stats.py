@@ -439,7 +439,7 @@ def test_what_a_section_says_of_the_time_before_the_first_step_is_kept():
         sampled(run, OWN, 10)
     run.step(data_loading=0.5)
     assert {part.name for part in run.snapshot().startup.parts[:2]} == {"imports", "validation_epoch"}
-    assert ", validation 5.00 s (train.py:12 main), " in startup_lines(run.snapshot())[0]
+    assert ", validation_epoch 5.00 s (train.py:12 main), " in startup_lines(run.snapshot())[0]
 
 
 def test_a_run_without_steps_is_explained_as_a_whole():

@@ -17,7 +17,6 @@ from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
-WAITS_FOR_DEVICE: Final = "waits-for-device"
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence

@@ -116,9 +116,7 @@ class Pipeline:
         self.has_reported = self._is_closing = False
         self._has_flushed = False  # other than early
         self._cpu: CpuSpeed | None = None
-        self.planned_end = PlannedEnd(
-            self.rank, self.channel, self.recorder.clock, context.begin_ns, self.terminal.report
-        )
+        self.planned_end = PlannedEnd(self.rank, self.channel, clock, begin_ns, self.terminal.report)
         self._apply(settings)
 
     def _connect_ranks(self, settings: Settings, begin_ns: int) -> None:
@@ -247,7 +245,7 @@ class Pipeline:
         self._has_flushed |= not is_early
         if not is_beside and not self._is_closing:
             self.guard.run("console", self.outputs.announce)
-        inside = self._open_sections()
+        inside = self.accumulator.open_sections(self.progress.thread_id)
         self._journal_interval(totals, step_ns, inside, is_beside)
         self.guard.run("recorded steps", lambda: self._journal_spans(step_ns, is_beside))
         self.exchange.add(totals, step_ns, synchronized)
@@ -292,9 +290,6 @@ class Pipeline:
         totals, step_ns = preview.pop_totals()
         inside = preview.open_sections(self.progress.thread_id)
         self._journal_interval(totals, step_ns, inside, is_beside=True, is_pending=True)
-
-    def _open_sections(self) -> tuple[str, ...]:
-        return self.accumulator.open_sections(self.progress.thread_id)
 
     def _publish(self, summary: RankSummary | None, polls: bool = True) -> None:
         if summary is not None:
@@ -388,15 +383,16 @@ class Pipeline:
             self._end_last_epoch()
         self.guard.run("trackers", lambda: self._send_loader_rows(is_last=True))
         last = partial(self.exchange.final_summary, self.sums.run, ended_by=ended_by)
-        self.guard.run("ranks", lambda: self._publish(last(inside=self._open_sections())))
+        self.guard.run(
+            "ranks", lambda: self._publish(last(inside=self.accumulator.open_sections(self.progress.thread_id)))
+        )
         ended_by = ended_by or self.planned_end.ended_by
         if not self.rank.is_primary():
             self.outputs.close(self.health, ended_by)  # may find the run folder, which the channel then uses
-            self.exchange.close()
-            return
         self.exchange.close()
-        self.send_interval()
-        self.outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
+        if self.rank.is_primary():
+            self.send_interval()
+            self.outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
 
     def _has_nothing(self) -> bool:
         """Return whether there is nothing to report, or only the time in which this process waited for its children."""
@@ -404,7 +400,7 @@ class Pipeline:
             return True
         if self.progress.steps or self.instrumentation.has_trained:
             return False
-        if not self.progress.uses_api and not self._has_flushed:
+        if not (self.progress.uses_api or self._has_flushed):
             return True
         if self.progress.uses_api:
             self.guard.run("statistics", self.flush)
@@ -422,13 +418,10 @@ class Pipeline:
 
     def notes(self) -> list[str]:
         """Return what the profiler costs, and a sentence on the epochs without figures."""
-        notes = self.budget.notes()
-        missing, number = self._epochs_refused()
+        notes, (missing, number) = self.budget.notes(), self._epochs_refused()
         if number:
-            notes.append(
-                f"{missing} of {number} epochs have no figures: at this pace the profiler would cost over {SHARE:.1%} "
-                f"of the run"
-            )
+            why = f"at this pace the profiler would cost over {SHARE:.1%} of the run"
+            notes.append(f"{missing} of {number} epochs have no figures: {why}")
         if clear := self.instrumentation.epochs.unclear_after:
             notes.append(
                 f"only the first {clear} epoch{'s' * (clear > 1)} are known: batches came from another data loader "
@@ -441,7 +434,7 @@ class Pipeline:
         return self._snapshot(
             loaders=self.loaders.all,
             program=self._program(),
-            open_sections=self._open_sections(),
+            open_sections=self.accumulator.open_sections(self.progress.thread_id),
             run_folder=self.outputs.run_folder,
             ended_by=ended_by,
             attempts=self.outputs.attempts,
@@ -492,12 +485,14 @@ class Pipeline:
 
     def _measure_cpu(self, ended_by: str | None) -> None:
         """Measure what the CPU can do, unless the run was short, interrupted, or not on the CPU."""
-        torch, counted = sys.modules.get("torch"), self.sums.run.flops
-        seconds = budget_s(self.sums.run.wall_ns / NS_PER_S)
-        if torch is None or counted is None or counted.device or ended_by is not None or not seconds:
-            return
-        with self.recorder.own_section(PROFILER):
-            self._cpu = measure(torch, counted.dtype, seconds)
+        torch, counted, seconds = (
+            sys.modules.get("torch"),
+            self.sums.run.flops,
+            budget_s(self.sums.run.wall_ns / NS_PER_S),
+        )
+        if torch and counted and not counted.device and ended_by is None and seconds:
+            with self.recorder.own_section(PROFILER):
+                self._cpu = measure(torch, counted.dtype, seconds)
 
     def health(self) -> Health:
         """Return the health of the profiler so far."""

@@ -223,7 +223,7 @@ def test_waiting_is_sampled_for_the_loader_that_is_waited_for(mailbox: Mailbox) 
         collector.sample()
     collector.close()
     assert counts.workers is not None
-    assert (counts.workers.waits, counts.workers.in_order_wait_share) == (2, 1)
+    assert (counts.workers.waits, counts.workers.held) == (2, 1)
 
 
 def test_lines_beyond_the_limit_count_for_their_phase() -> None:

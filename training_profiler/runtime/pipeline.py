@@ -460,8 +460,7 @@ class Pipeline:
     def show_so_far(self) -> None:
         """Print the final summary as it would be now."""
         if self.rank.is_primary():
-            snapshot = self.stats()
-            self.outputs.show_so_far(snapshot, diagnose(snapshot))
+            self.outputs.show_so_far(snapshot := self.stats(), diagnose(snapshot))
 
     def report_files(self) -> dict[str, str]:
         """Return the final report up to the last flush, as the texts of its files by their names."""
@@ -496,8 +495,6 @@ class Pipeline:
 
     def health(self) -> Health:
         """Return the health of the profiler so far."""
-        components = (self.samplers, self.outputs, self.exchange, self)
-        notes = [note for component in components for note in component.notes()]
-        is_unseen = self._settings.is_quiet and not self._settings.sinks
-        left_out = 0 if is_unseen else self.reports.refused
+        notes = [note for each in (self.samplers, self.outputs, self.exchange, self) for note in each.notes()]
+        left_out = 0 if self._settings.is_quiet and not self._settings.sinks else self.reports.refused
         return self.profiler_health.health(self.sums.run, left_out, notes, self._settings.asks_for_reports)

@@ -126,12 +126,14 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         yield Action(f"DataLoader(..., {', '.join(arguments)})", changes, min(1.0, _saved_by_workers(snapshot) / whole))
     if plan is None:
         return
-    line, in_workers = _hottest_of_making(snapshot), () if loader.workers is None else loader.workers.lines
+    lines, line = snapshot.lines_of_steps(DATA_LOADING), _line_of_making(snapshot)
+    in_workers = () if loader.workers is None else loader.workers.lines
     if plan.lock is not None and wanted is None:
         yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
-    elif line is not None:
-        part = min(1.0, _part_of_waiting(snapshot, line) / whole)
-        yield Action(f"do less at {line.place} {line.what}", (Change.LESS_PREPROCESSING,), part)
+    elif line is not None and not now:
+        function = [each for each in lines if (each.file, each.function) == (line.file, line.function)]
+        part = min(1.0, sum(_part_of_waiting(snapshot, each) for each in function)) / whole
+        yield Action(f"do less at {function[0].place} {function[0].what}", (Change.LESS_PREPROCESSING,), part)
     elif now and in_workers and in_workers[0].phase not in (LOCK, SHARED_LOCK):
         hottest, part = in_workers[0], min(1.0, plan.saved_by_less_work(in_workers[0].share) / whole)
         yield Action(f"do less at {hottest.place} {hottest.what}", (Change.LESS_PREPROCESSING,), part)
@@ -181,9 +183,11 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
 
     Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``.
     """
+    return _line_of_making(snapshot) if _has_lines_of_making(snapshot) else None
+
+
+def _line_of_making(snapshot: Snapshot) -> LineStats | None:
     lines = snapshot.lines_of_steps(DATA_LOADING)
-    if not _has_lines_of_making(snapshot):
-        return None
     return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
 
 

@@ -124,8 +124,8 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
         line, share = place
         return f"{share:.0%} of {table_label(section_of(finding) or '', snapshot.sections)} at {line.place} {line.what}"
     lines = str(finding.evidence.get(IN_WORKERS) or finding.evidence.get("lines") or "")
-    first, closed, _ = lines.partition(")")
-    return f"at {first}{closed}" if lines else ""
+    first, more, _ = lines.partition("), ")
+    return f"at {first}{')' * bool(more)}" if lines else ""
 
 
 def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout) -> list[str]:

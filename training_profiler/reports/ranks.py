@@ -45,9 +45,8 @@ def rank_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
 
 
 def unusual_ranks(snapshot: Snapshot) -> list[str]:
-    """Return which rank is slowest, and which ones are silent, missing, or ended before the others."""
-    ranks = snapshot.ranks
-    return [] if ranks is None else [*_work(ranks), *_not_reporting(ranks)]
+    """Return which ranks are silent, missing, or ended before the others."""
+    return [] if snapshot.ranks is None else _not_reporting(snapshot.ranks)
 
 
 def exchange_lines(snapshot: Snapshot) -> list[str]:

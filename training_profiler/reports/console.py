@@ -64,7 +64,7 @@ TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough
 MIN_NAME_WIDTH: Final = 24
 TITLE: Final = "Time Distribution:"
-TIME_WIDTH, SHARE_WIDTH, FEWEST_OF_BAR = 10, 13, 8  # columns
+TIME_WIDTH, SHARE_WIDTH, FEWEST_OF_BAR, NARROW, NARROW_SHARE = 10, 13, 8, 60, 8  # columns
 LABEL_WIDTH: Final = 30
 FEWEST_TIMES: Final = (TIMES, TIMES[:1], ())  # where the terminal is narrow
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -141,18 +141,22 @@ def share_rows(
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
     labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
-    time_width = TIME_WIDTH if any(times) else 0
+    time_width, share_width = (TIME_WIDTH * any(times), SHARE_WIDTH) if width >= NARROW else (0, NARROW_SHARE)
     marks = [_mark(snapshot, row.section.name, changes) for row in rows]
-    room = width - time_width - SHARE_WIDTH - max(map(len, marks))
+    room = width - time_width - share_width - max(map(len, marks))
     label_width = max(len(TITLE), min(LABEL_WIDTH, max(map(len, labels)), room))
     bar_width = room - label_width - 1
-    bar_width = 0 if bar_width < FEWEST_OF_BAR else bar_width
+    if bar_width < FEWEST_OF_BAR or width < NARROW:
+        label_width, bar_width = room, 0
     left, largest = label_width + bar_width + bool(bar_width), max(row.percent for row in rows)
-    text = [f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of:>{SHARE_WIDTH}}"]
+    text = [
+        f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of if width >= NARROW else 'share':>{share_width}}"
+    ]
     for row, label, time, mark in zip(rows, labels, times, marks, strict=True):
         bar = layout.color(_bar(row.percent / largest, bar_width, layout), "cyan")
         name = f"{shortened(label, label_width):<{label_width}}{' ' * bool(bar)}{bar}"
-        text.append(f"{name}{time or '-' * bool(time_width):>{time_width}}{row.percent:>{SHARE_WIDTH - 1}.1f}%{mark}")
+        shown = (time or "-") if time_width else ""
+        text.append(f"{name}{shown:>{time_width}}{row.percent:>{share_width - 1}.1f}%{mark}")
         indent = INDENT * (row.depth + 2)
         if seconds := row.section.other_threads_s:
             text.append(shortened(f"{indent}and {seconds:.3f} s on other threads, in parallel", width))
@@ -160,7 +164,7 @@ def share_rows(
         for place, function, part in of_section:
             place, function = _fitting(place, function, left + time_width - len(indent) - 2)
             shown = shortened(f"{indent}{place}  {function}", left + time_width)
-            text.append(f"{shown:<{left + time_width}}{part:>{SHARE_WIDTH - 1}.1f}%")
+            text.append(f"{shown:<{left + time_width}}{part:>{share_width - 1}.1f}%")
     return text
 
 

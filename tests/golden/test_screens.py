@@ -1,0 +1,57 @@
+"""The screens of the guide: what a report says of recorded runs. ``REWRITE_GOLDEN=1 make test TESTS=tests/golden``.
+
+The runs are in screens/, without the spans of their steps; of a GPU, the run is the one of tests/reports.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.reports.test_texts import CHANGES, gpu_run
+from tests.support.golden import assert_golden
+from training_profiler.diagnosis import diagnose
+from training_profiler.reports.console import Origin, render_final
+from training_profiler.reports.layout import Layout
+from training_profiler.storage.run_folder import program_in, read_meta, typed_program
+from training_profiler.storage.run_reader import read_run
+
+RUNS = Path(__file__).parent / "screens"
+SCREENS = Path(__file__).parents[2] / "docs" / "_samples" / "screens"
+NAMES = sorted(folder.name for folder in RUNS.iterdir())
+
+
+def screen_of(name: str, width: int = 80) -> str:
+    """Return the report of a recorded run, as a terminal of UTF-8 without color shows it."""
+    snapshot, command = read_run(RUNS / name), read_meta(RUNS / name)["command"]
+    origin = Origin(program_in(command), f"runs/{name}", typed_program(command))
+    layout = Layout(width, is_unicode=True)
+    return render_final(snapshot, diagnose(snapshot), layout, origin=origin).lstrip("\n")
+
+
+def answer_in(text: str) -> list[str]:
+    return text[text.index(" VERDICT") :].splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_screen_is_that_of_the_guide(name: str) -> None:
+    text = screen_of(name).replace(str(read_run(RUNS / name).run_folder), f"runs/{name}")
+    assert_golden(SCREENS / f"{name}.txt", text)
+    assert_golden(SCREENS / f"{name}-answer.txt", "\n".join(answer_in(text)) + "\n")
+
+
+def test_the_screen_of_a_gpu_is_that_of_the_guide() -> None:
+    text = render_final(gpu_run(), CHANGES, Layout(is_unicode=True), origin=Origin("train.py", "runs/gpu", "train.py"))
+    assert_golden(SCREENS / "gpu-answer.txt", "\n".join(answer_in(text)) + "\n")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_screen_fits(name: str, width: int) -> None:
+    lines = screen_of(name, width).splitlines()
+    # A title that is searched for, commands, and the path of the run.
+    unbroken = re.compile(rf"===|.*training-profiler |.*{RUNS}")
+    assert not [line for line in lines if len(line) > width and not unbroken.match(line)]
+    if width >= 80:
+        assert len(lines) <= 60
+        assert len(answer_in("\n".join(lines))) < 24

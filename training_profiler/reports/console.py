@@ -139,6 +139,7 @@ def share_rows(
     if not rows:
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
+    of = of if width >= NARROW else "share"
     labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
     time_width, share_width = (TIME_WIDTH * any(times), SHARE_WIDTH) if width >= NARROW else (0, NARROW_SHARE)
@@ -149,9 +150,7 @@ def share_rows(
     if bar_width < FEWEST_OF_BAR or width < NARROW:
         label_width, bar_width = room, 0
     left, largest = label_width + bar_width + bool(bar_width), max(row.percent for row in rows)
-    text = [
-        f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of if width >= NARROW else 'share':>{share_width}}"
-    ]
+    text = [f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of:>{share_width}}"]
     for row, label, time, mark in zip(rows, labels, times, marks, strict=True):
         bar = layout.color(_bar(row.percent / largest, bar_width, layout), "cyan")
         name = f"{shortened(label, label_width):<{label_width}}{' ' * bool(bar)}{bar}"

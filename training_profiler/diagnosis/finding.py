@@ -30,7 +30,7 @@ NO_RANDOM: Final = "if samples draw no random numbers"
 NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
 UNUSED: Final = "if the training does not use its result"
-KEPT: Final = "if you draw a number a pass, samples none"
+KEPT: Final = "if each pass draws a number first, and samples none"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
 
 
@@ -131,8 +131,9 @@ ADVISED: Final = tuple(Change)[tuple(Change).index(Change.ONE_LOADER) :]
 
 def worst_losses(changes: Sequence[Change]) -> str:
     """Return what the change of these that does most to the losses does to them; "" of none."""
-    order = list(Losses)
-    return max(changes, key=lambda change: order.index(change.losses)).text if changes else ""
+    order = list(Losses)  # kept workers change the order of batches, unless the program does something about it
+    worst = max(changes, key=lambda change: (order.index(change.losses), change.condition == KEPT), default=None)
+    return "" if worst is None else worst.text
 
 
 def losses_text(changes: Iterable[Change]) -> str:

@@ -51,6 +51,7 @@ from training_profiler.reports.sections import (
     INDENT,
     OF_EPOCHS,
     distribution,
+    folded,
     in_tree_order,
     labels_of,
     lines_under,
@@ -135,7 +136,9 @@ def share_rows(
 
     Shares of sections add up to 100; those of lines are parts of their section's.
     """
-    rows = [row for row in training_rows(snapshot) if row.percent or row.section.count or row.section.name == OTHER]
+    marked = {row.section.name for row in training_rows(snapshot) if _mark(snapshot, row.section.name, changes)}
+    rows = folded(training_rows(snapshot), {OTHER, *marked})
+    rows = [row for row in rows if row.percent or row.section.count or row.section.name == OTHER]
     if not rows:
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)

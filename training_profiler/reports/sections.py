@@ -3,7 +3,7 @@
 Data, metrics and lines to grep keep the sections' own names.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from training_profiler.base import sections as known
@@ -43,6 +43,7 @@ def table_label(key: str, among: Container[str] = (), labels: Mapping[str, str] 
 
 
 INDENT: Final = "  "
+MOST_ROWS, SMALL = 12, 0.5  # of the distribution; sections below so many percent share a row
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
 IN_WORKERS: Final = "worker:"  # before the place of a line
 LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
@@ -125,12 +126,23 @@ def training_rows(snapshot: Snapshot) -> list[ShareRow]:
     if not whole_s:
         return []
     percents = percentages([seconds[section.name] / whole_s for _, section, _ in rows])
-    steps = {section.name: _own_step_s(snapshot, section) for _, section, _ in rows}
     return [
-        ShareRow(depth, section, percent, steps[section.name])
+        ShareRow(depth, section, percent, _own_step_s(snapshot, section))
         for (depth, section, _), percent in zip(rows, percents, strict=True)
         if seconds[section.name] > 0 or section.count
     ]
+
+
+def folded(rows: list[ShareRow], kept: Iterable[str]) -> list[ShareRow]:
+    """Return the rows; of many, the smallest sections but the ``kept`` ones share the last row."""
+    parents = {row.section.parent for row in rows if row.percent >= SMALL}
+    small = [row for row in rows if row.percent < SMALL and row.section.name not in (*kept, *parents)]
+    if len(rows) <= MOST_ROWS or len(small) < 2:
+        return rows
+    rest = SectionStats(f"{len(small)} smaller sections", 0, 0.0, sum(row.section.self_s for row in small), 0.0)
+    step_s = sum(row.step_s or 0.0 for row in small) or None
+    percent = round(sum(row.percent for row in small), 1)
+    return [*(row for row in rows if row not in small), ShareRow(0, rest, percent, step_s)]
 
 
 def labels_of(snapshot: Snapshot) -> tuple[Mapping[str, str], str]:

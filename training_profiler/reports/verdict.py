@@ -144,7 +144,9 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     if first is not None:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
-            return Verdict(headline, "", f"That cost {_saved(snapshot, first, 1.0)}; all times contain it", BAD)
+            of_run = f" ({first.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
+            lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; all times contain it"
+            return Verdict(headline, "", lost, BAD)
         action = next(iter(first.actions), None)
         saving = f"Change 1 can save {_saved(snapshot, first, 1.0 if action is None else action.part)}"
         more = "all times contain the waiting" if first.code == SHARED_GPU else ""

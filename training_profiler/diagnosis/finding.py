@@ -30,7 +30,7 @@ NO_RANDOM: Final = "if samples draw no random numbers"
 NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
 UNUSED: Final = "if the training does not use its result"
-KEPT: Final = "if each pass draws a number first, and samples none"
+KEPT: Final = "if a pass draws a number, samples none"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
 
 

@@ -109,9 +109,10 @@ def saving_text(snapshot: Snapshot, finding: Finding) -> str:
 
 def saved_share(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> float | None:
     """Return the part of the training time that a change saves, 0 to 1; None where it saves some of the start."""
-    if row_of(finding).is_before_training or snapshot.training_s <= 0:
+    whole_s = snapshot.wall_s if finding.code == MACHINE_BUSY else snapshot.training_s  # it is of the start as well
+    if row_of(finding).is_before_training or whole_s <= 0:
         return None
-    return min(1.0, part * finding.potential_saving_s / snapshot.training_s)
+    return min(1.0, part * finding.potential_saving_s / whole_s)
 
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost

@@ -73,8 +73,8 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
     return cost.finding(
         f"Autograd's anomaly detection takes {cost.share:.0%} of step time to keep a stack for each operation{more} "
         f"({cost.per_step} per step){where}{unknown}",
-        "Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
-        "operation that makes a NaN, and not while training",
+        f"Switch anomaly detection off{f' at {places}' if places else ''} (torch.autograd.set_detect_anomaly, "
+        "detect_anomaly): use it to find the operation that makes a NaN, and not while training",
         lines=places,
     )
 

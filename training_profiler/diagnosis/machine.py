@@ -142,7 +142,7 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     own = "" if machine.cpu_process is None else f"; it got {machine.cpu_process.mean:.2f}"
     of = "" if machine.cores is None or not own else f" of {_cpus(machine.cores)}"
     message = {
-        OTHERS: f"Other programs kept this machine's CPUs busy: {waited} for one{own}{of}",
+        OTHERS: f"Other programs kept this machine's CPUs busy: {waited} for a CPU{own}{of}",
         QUOTA: f"The CPU quota of its container stopped the training: {waited}{own}{of}",
         HYPERVISOR: f"The hypervisor gave this machine's CPUs to others: {waited}{own}{of}",
         MEMORY: f"This machine ran short of memory: {waited} for memory pages",

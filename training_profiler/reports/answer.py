@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from training_profiler.base.units import counted, duration_text, unit_of_steps
+from training_profiler.base.units import duration_text, unit_of_steps
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import Action, brief, worst_losses
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import row_of, section_of
-from training_profiler.diagnosis.rules import HEALTHY
+from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.sections import table_label
@@ -40,6 +40,17 @@ class Origin:
 
 def answer_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
     """Return the lines below the title, with so many findings that all fit into ``MOST_LINES``."""
+    return _answer(snapshot, findings, layout, origin)[0]
+
+
+def shown_changes(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> Sequence[Finding]:
+    """Return the findings that the answer has room for, in their order."""
+    return _answer(snapshot, findings, layout, origin)[1]
+
+
+def _answer(
+    snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin
+) -> tuple[list[str], Sequence[Finding]]:
     layout = Layout(min(layout.width, WIDEST), layout.has_color, layout.is_unicode, layout.format)
     changes = important(snapshot, findings)
     shown = len(changes)
@@ -52,7 +63,7 @@ def answer_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout
             *_next(snapshot, findings, changes[:shown], origin, layout),
         ]
         if shown <= 1 or len(lines) < MOST_LINES:
-            return lines
+            return lines, changes[:shown]
         shown -= 1
 
 
@@ -101,7 +112,8 @@ def _cut(layout: Layout, text: str, first: str, rest: str, most: int = 2) -> lis
     lines = layout.wrap(text, first=first, rest=rest)
     if len(lines) <= most:
         return lines
-    return [*lines[: most - 1], f"{lines[most - 1][: layout.width - 3].rstrip()} .."]
+    last = lines[most - 1] if len(lines[most - 1]) <= layout.width - 3 else lines[most - 1].rpartition(" ")[0]
+    return [*lines[: most - 1], f"{last} .."]
 
 
 def _fitting(message: str, room: int) -> str:
@@ -114,6 +126,8 @@ def _after_claim(message: str) -> str:
     """Return what follows the claim of a message: "data_loading: 74.8 ms per step; above all in data.py:14"."""
     rest = message[len(brief(message)) :].lstrip()
     figures, closed, more = rest[1:].partition(")")
+    if more.startswith(": "):  # what stands in parentheses only names what the claim is about
+        return more[2:]
     return figures + more if rest.startswith("(") and closed and "(" not in figures else rest.lstrip(":; ")
 
 
@@ -204,22 +218,22 @@ def _next(
     """Return at most three commands that fit this run."""
     if origin.folder is None:
         return []
-    command = origin.command or origin.program or "train.py"
+    command = None if snapshot.ranks is not None else origin.command or origin.program
     more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
     full = f"training-profiler report --full {origin.folder}"
     commands = []
     if more:
-        commands.append((f"{counted(len(more), 'more finding')}", full))
-    if any(row_of(each).try_ for each in shown):
-        commands.append(("prove a change", f"training-profiler try {command}"))
-    if verdict(snapshot, findings).color == GOOD and not snapshot.ended_by:  # then the slow operators matter most
+        commands.append((f"{len(more)} more", full))
+    if command and any(row_of(each).try_ for each in shown):
+        commands.append(("prove it", f"training-profiler try {command}"))
+    if command and verdict(snapshot, findings).color == GOOD and not snapshot.ended_by:  # then operators matter most
         first = min(100, snapshot.steps // 2)
-        commands.append(("which operators", f"training-profiler run --capture steps={first}-{first + 3} {command}"))
-    if origin.earlier is not None:
-        commands.append(("since last run", f"training-profiler compare {origin.earlier} {origin.folder}"))
+        commands.append(("operators", f"training-profiler run --capture steps={first}-{first + 3} {command}"))
+    if origin.earlier is not None and not too_little_data(snapshot):
+        commands.append(("compare", f"training-profiler compare {origin.earlier} {origin.folder}"))
     commands.append(("web page", f"training-profiler html {origin.folder}"))
     if not more:
-        commands.append(("all figures", full))
+        commands.append(("figures", full))
     width = max(len(what) for what, _ in commands[:MOST_COMMANDS])
     if layout.width < SAVING_FROM:
         return ["", *(line for what, text in commands[:MOST_COMMANDS] for line in (f" {what}:", f"   {text}"))]

@@ -96,7 +96,9 @@ def verdict_words(runs: ComparedRuns) -> VerdictWords:
     interval = f"{step.level:.0%} interval {step.low:+.1%} to {step.high:+.1%}"
     two_programs = [runs.other_program] if runs.other_program else []
     if comparison.verdict == NOT_SHOWN:
-        headline = f"{NOT_SHOWN.upper()} between the steps ({step.relative:+.1%}, {interval}){of_section}"
+        # An interval beyond 0 may still be no evidence, as of a few steps: the reasons say why.
+        said = NOT_SHOWN if step.low <= 0 <= step.high else "not decided"
+        headline = f"{said.upper()} between the steps ({step.relative:+.1%}, {interval}){of_section}"
         return VerdictWords(headline, [f"{sentence('; '.join(comparison.reasons))}.", *two_programs])
     which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
     change = f"{abs(step.relative):.1%} {'longer' if step.relative > 0 else 'less'}"

@@ -33,7 +33,7 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepStats,
 )
-from training_profiler.reports.answer import WIDEST, answer_lines, verdict_lines
+from training_profiler.reports.answer import WIDEST, answer_lines, shown_changes, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
@@ -59,7 +59,7 @@ from training_profiler.reports.sections import (
     table_label,
     training_rows,
 )
-from training_profiler.reports.verdict import checklist_lines, important, insight_lines
+from training_profiler.reports.verdict import checklist_lines, insight_lines
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough
@@ -142,13 +142,13 @@ def share_rows(
     if not rows:
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
-    of = of if width >= NARROW else "share"
+    of = "share" if width < NARROW else of if has_lines else "of interval"
     labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
     time_width, share_width = (TIME_WIDTH * any(times), SHARE_WIDTH) if width >= NARROW else (0, NARROW_SHARE)
     marks = [_mark(snapshot, row.section.name, changes) for row in rows]
     room = width - time_width - share_width - max(map(len, marks))
-    label_width = max(len(TITLE), min(LABEL_WIDTH, max(map(len, labels)), room))
+    label_width = max(len(TITLE), min(LABEL_WIDTH + max(0, width - WIDTH), max(map(len, labels)), room))
     bar_width = room - label_width - 1
     if bar_width < FEWEST_OF_BAR or width < NARROW:
         label_width, bar_width = room, 0
@@ -192,7 +192,9 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
 
 
 # Notes on what the profiler spent, and how it kept to its budget.
-ROUTINE: Final = re.compile(r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ periodic report")
+ROUTINE: Final = re.compile(
+    r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
+)
 SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
 SHARE: Final = 0.005  # of the run, that the profiler may cost
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
@@ -285,7 +287,7 @@ def render_final(
             f"=== Final Profiling Summary ({snapshot.steps} steps) ===",
             *title_lines(snapshot, origin.program, layout),
             "",
-            *breakdown_lines(snapshot, layout, important(snapshot, findings)),
+            *breakdown_lines(snapshot, layout, shown_changes(snapshot, findings, layout, origin)),
             *(_rank_block(snapshot, layout) if is_full else _beside_lines(snapshot, layout)),
             *(["", *_run_lines(snapshot, layout), *all_findings] if is_full else []),
             *checks,
@@ -388,7 +390,7 @@ def epoch_line(epoch: EpochStats, before: EpochStats | None) -> str:
         parts += [f"{three_digits(epoch.samples / epoch.wall_s)} samples/s"] if epoch.samples else []
     if before is not None and before.wall_s and epoch.is_complete:
         change = epoch.wall_s / before.wall_s - 1
-        parts.append(f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'} than epoch {before.number}")
+        parts.append(f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'} than before")
     return f"{PREFIX}epoch {epoch.number}: {', '.join(parts)}"
 
 

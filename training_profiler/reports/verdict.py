@@ -35,10 +35,14 @@ REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of ever
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
     """Return the one to three findings to act on, in their order; none where nothing is worth a change."""
+    late_rank = any(row_of(finding).is_of_other_rank for finding in findings)
     return [
         finding
         for at, finding in enumerate(findings)
-        if finding.fix and _matters(snapshot, finding) and (finding.code != MACHINE_BUSY or at == 0)
+        if finding.fix
+        and _matters(snapshot, finding)
+        and (finding.code != MACHINE_BUSY or at == 0)
+        and not (late_rank and "waits_for" in finding.evidence)  # which only says that the late rank comes first
     ][:MOST_IMPORTANT]
 
 
@@ -139,7 +143,7 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     first = next(iter(important(snapshot, findings)), None)
     if snapshot.ended_by and snapshot.ended_by.endswith(OF_CRASHES):
         inside = f" in {' > '.join(map(name_of, snapshot.open_sections))}" if snapshot.open_sections else ""
-        more = "" if first is None else f"; beside that, {brief(first.message)}"
+        more = "" if first is None else f". Beside that: {brief(first.message)}"
         why = f"Python's traceback, above this report, says why{more}"
         return Verdict(f"ENDED BY {snapshot.ended_by} after {counted(snapshot.steps, 'step')}{inside}", why, "", BAD)
     if first is not None:

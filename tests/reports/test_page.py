@@ -17,8 +17,8 @@ from training_profiler.model.series import Lane, Span
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 from training_profiler.reports.exports import stacks_of
 from training_profiler.reports.page_charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
-from training_profiler.reports.page_render import PageOrigin, _breakable, answer_of, flame, places, render_page
-from training_profiler.reports.sections import table_label
+from training_profiler.reports.page_render import PageOrigin, _breakable, flame, places, render_page
+from training_profiler.reports.sections import table_label, training_rows
 
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
@@ -249,7 +249,7 @@ def test_the_answer_and_its_bars_come_first_and_then_the_sections():
     page = page_of(ranks=2)
     marks = ['class="verdict', 'class="bars"', 'id="sections"', 'id="findings"', 'id="steps"']
     assert sorted(marks, key=page.index) == marks
-    _, bars, _ = answer_of(snapshot(), [])
+    bars = training_rows(snapshot())
     assert {table_label(bar.section.name) for bar in bars} <= {*Parsed(page).texts}
     assert "change a" in page[: page.index('class="bars"')]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import MS_PER_S, ms_text
@@ -55,8 +55,8 @@ class ComparedRuns:
 
 def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
     """Return the comparison as text."""
-    words, verdict = verdict_words(runs), runs.comparison.verdict
-    first, *rest = layout.wrap(words.headline, rest="")
+    (headline, details), verdict = verdict_words(runs), runs.comparison.verdict
+    first, *rest = layout.wrap(headline, rest="")
     shown = layout.color(verdict.upper(), VERDICT_COLORS[verdict], is_bold=True)
     lines = [
         "=== Comparison ===",
@@ -65,7 +65,7 @@ def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
         "",
         first.replace(verdict.upper(), shown, 1),
         *rest,
-        *(line for each in words.details for line in layout.wrap(each)),
+        *(line for each in details for line in layout.wrap(each)),
         "",
         *_table(runs.comparison, layout),
         "",
@@ -76,17 +76,8 @@ def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
     return "\n".join(lines) + "\n"
 
 
-class VerdictWords(NamedTuple):
-    """The verdict on two runs."""
-
-    headline: (
-        str  # whether a difference of the steps is shown, its size and interval; and the section that changed most
-    )
-    details: list[str]  # why none is shown, or what carries it
-
-
-def verdict_words(runs: ComparedRuns) -> VerdictWords:
-    """Return the verdict in words."""
+def verdict_words(runs: ComparedRuns) -> tuple[str, list[str]]:
+    """Return whether a difference of the steps is shown, with its size; and what carries it, or why none is shown."""
     comparison, step = runs.comparison, runs.comparison.shown
     sections = {row.name: row for row in comparison.sections}
     most, of_section = comparison.changed_most, ""
@@ -99,7 +90,7 @@ def verdict_words(runs: ComparedRuns) -> VerdictWords:
         # An interval beyond 0 may still be no evidence, as of a few steps: the reasons say why.
         said = NOT_SHOWN if step.low <= 0 <= step.high else "not decided"
         headline = f"{said.upper()} between the steps ({step.relative:+.1%}, {interval}){of_section}"
-        return VerdictWords(headline, [f"{sentence('; '.join(comparison.reasons))}.", *two_programs])
+        return headline, [f"{sentence('; '.join(comparison.reasons))}.", *two_programs]
     which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
     change = f"{abs(step.relative):.1%} {'longer' if step.relative > 0 else 'less'}"
     work = " for the same samples" if comparison.is_by_work else ""
@@ -112,7 +103,7 @@ def verdict_words(runs: ComparedRuns) -> VerdictWords:
         carried.append(f"Carried by {table_label(name, sections)}: {signed_ms(row.seconds)} a step{at}")
     if not carried and sections:
         carried = ["No section alone is shown to carry it."]
-    return VerdictWords(headline, [*carried, *two_programs])
+    return headline, [*carried, *two_programs]
 
 
 def signed_ms(seconds: float) -> str:
@@ -192,7 +183,7 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
             "after": runs.after,
             "programs": dict(zip(("before", "after"), runs.programs, strict=True)),
             "verdict": comparison.verdict,
-            "headline": verdict_words(runs).headline,
+            "headline": verdict_words(runs)[0],
             "reasons": comparison.reasons,
             "uses_mean": comparison.is_by_mean,
             "is_per_sample": comparison.is_by_work,

@@ -3,7 +3,6 @@
 Each quantity stands in them once. The answer comes last, where a terminal shows it when the run has ended.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -43,6 +42,7 @@ from training_profiler.reports.resources import (
     device_cell,
     device_lines,
     device_words,
+    health_notes,
     loader_lines,
     machine_lines,
     rate_texts,
@@ -191,12 +191,6 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
     return inner_place, inner_function
 
 
-# Notes on what the profiler spent, and how it kept to its budget.
-ROUTINE: Final = re.compile(
-    r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
-)
-SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
-SHARE: Final = 0.005  # of the run, that the profiler may cost
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
 NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
 SHOWN_SHARE: Final = 0.03  # of the start-up
@@ -484,15 +478,5 @@ def _capture_lines(snapshot: Snapshot, step: StepStats) -> list[str]:
 
 
 def _health_lines(snapshot: Snapshot, layout: Layout, is_full: bool) -> list[str]:
-    """Return the state of the profiler: all of it, or what a user should act on."""
-    health, wall_s = snapshot.health, snapshot.wall_s
-    notes = [f"events dropped: {health.dropped}"] if health.dropped else []
-    notes += [f"switched off: {part}" for part in health.disabled]
-    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
-    if wall_s:
-        cost += f" ({health.overhead_s / wall_s:.2%} of the run)"
-    notes += [note for note in health.notes if is_full or not ROUTINE.match(note)]
-    if is_full or (wall_s >= SHORT_RUN_S and health.overhead_s > SHARE * wall_s):
-        notes.append(cost)
-    lines = [line for note in notes for line in layout.wrap(note, first="- ")]
+    lines = [line for note in health_notes(snapshot, is_full) for line in layout.wrap(note, first="- ")]
     return ["", "Profiler health:", *lines] if lines else []

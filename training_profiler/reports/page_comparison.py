@@ -52,9 +52,9 @@ def _pair(runs: ComparedRuns, id: str, is_one_of_many: bool) -> Html:
 
 
 def _verdict(runs: ComparedRuns) -> Html:
-    words = verdict_words(runs)
-    headline, rest = element("p", words.headline, class_="headline"), [element("p", line) for line in words.details]
-    return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[runs.comparison.verdict]}", role="status")
+    headline, details = verdict_words(runs)
+    lines = [element("p", headline, class_="headline"), *(element("p", line) for line in details)]
+    return element("div", *lines, class_=f"verdict {VERDICT_COLORS[runs.comparison.verdict]}", role="status")
 
 
 def _sections(comparison: Comparison) -> Html:

@@ -17,9 +17,9 @@ from training_profiler.reports.answer import action_text, saving_cell, worst_los
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
-from training_profiler.reports.resources import loader_name, machine_lines
-from training_profiler.reports.sections import ShareRow, distribution, labels_of, table_label, training_rows
-from training_profiler.reports.verdict import REMARKS, Verdict, checklist, important, saving_text, source_line, verdict
+from training_profiler.reports.resources import health_notes, loader_name, machine_lines
+from training_profiler.reports.sections import distribution, labels_of, table_label, training_rows
+from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
 MOST_PLACES: Final = 4  # of a finding
@@ -46,17 +46,9 @@ def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))[:MOST_PLACES]
 
 
-Answer = tuple[Verdict, list[ShareRow], list[Finding]]
-
-
-def answer_of(snapshot: Snapshot, findings: Sequence[Finding]) -> Answer:
-    """Return what the terminal says first: the verdict, where the time went, and what to change."""
-    return verdict(snapshot, findings), training_rows(snapshot), important(snapshot, findings)
-
-
-def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
+def _answer(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[Finding]) -> Html:
     """Return the verdict with the first change, the figures of steps, and the bars of where the time went."""
-    (headline, detail, saving, color), shares, changes = answer
+    (headline, detail, saving, color), shares = verdict(snapshot, findings), training_rows(snapshot)
     rest = [element("p", words) for words in (detail, saving) if words]
     rest += [_actions(snapshot, change) for change in changes[:1]]
     box = element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
@@ -85,7 +77,7 @@ def _actions(snapshot: Snapshot, finding: Finding) -> Html:
     return element("div", *lines, *([element("p", f"losses: {losses}")] if losses else []), class_="actions")
 
 
-def findings_part(
+def _findings(
     snapshot: Snapshot,
     findings: Sequence[Finding],
     first: Sequence[Finding],
@@ -241,14 +233,7 @@ def _checklist(snapshot: Snapshot) -> Html:
 
 
 def _health(snapshot: Snapshot) -> Html:
-    """Return the state of the profiler itself."""
-    health = snapshot.health
-    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
-    if snapshot.wall_s:
-        cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
-    lines = [f"events dropped: {health.dropped}"] if health.dropped else []
-    lines += [f"switched off: {name}" for name in health.disabled]
-    items = [element("li", line) for line in (*lines, *health.notes, cost)]
+    items = [element("li", note) for note in health_notes(snapshot, is_full=True)]
     return part("health", "Profiler health", element("ul", *items))
 
 
@@ -321,12 +306,12 @@ def render_page(
         sources: lines of source code by file and line.
         missing: why other files have none.
     """
-    answer = answer_of(snapshot, findings)
+    changes = important(snapshot, findings)
     body = joined(
         [
-            answer_part(snapshot, answer),
+            _answer(snapshot, findings, changes),
             sections_part(snapshot),
-            findings_part(snapshot, findings, answer[2], sources, missing or {}),
+            _findings(snapshot, findings, changes, sources, missing or {}),
             _steps(snapshot),
             _recorded(ranks),
             _flame(snapshot, ranks),

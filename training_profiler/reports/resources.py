@@ -1,5 +1,6 @@
 """Throughput, machine, accelerators, device time, pauses and loaders in the final summary; nothing that is unknown."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -40,7 +41,9 @@ def machine_lines(snapshot: Snapshot) -> list[str]:
     """Return a line each on throughput, machine, accelerators and, if the user gave a price, the cost of all ranks."""
     lines = [] if snapshot.throughput is None else [_throughput_line(snapshot, snapshot.throughput)]
     if snapshot.machine is not None:
-        lines += _machine_line(snapshot.machine)
+        words = (("CPU", _cpu(snapshot.machine)), ("peak RAM", _ram(snapshot.machine)))
+        parts = [f"{name} {text}" for name, texts in words if (text := ", ".join(texts))]
+        lines += [f"Machine: {'; '.join(parts)}"] if parts else []
         lines += [_gpu_line(gpu) for gpu in snapshot.machine.gpus]
     cost, devices = snapshot.cost_text(snapshot.wall_s), snapshot.device_count
     if cost and devices is not None:
@@ -93,13 +96,6 @@ def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
     return f"Throughput: {', '.join(parts)}"
 
 
-def _machine_line(machine: MachineStats) -> Iterator[str]:
-    words = (("CPU", _cpu(machine)), ("peak RAM", _ram(machine)))
-    parts = [f"{name} {text}" for name, texts in words if (text := ", ".join(texts))]
-    if parts:
-        yield f"Machine: {'; '.join(parts)}"
-
-
 def _cpu(machine: MachineStats) -> Iterator[str]:
     if machine.cpu_process is not None:
         of = "" if machine.cores is None else f" of {machine.cores:g} cores"
@@ -150,6 +146,26 @@ def _gpu_line(gpu: GpuStats) -> str:
 def _gib(number_of_bytes: float) -> str:
     gib = number_of_bytes / BYTES_PER_GIB
     return f"{gib:.1f} GiB" if gib >= 10 else f"{gib:.2f} GiB"
+
+
+# Notes on what the profiler spent, and how it kept to its budget.
+ROUTINE: Final = re.compile(
+    r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
+)
+SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
+SHARE: Final = 0.005  # of the run, that the profiler may cost
+
+
+def health_notes(snapshot: Snapshot, is_full: bool) -> list[str]:
+    """Return sentences on the state of the profiler: all of them, or what a user should act on."""
+    health, wall_s = snapshot.health, snapshot.wall_s
+    notes = [f"events dropped: {health.dropped}"] if health.dropped else []
+    notes += [f"switched off: {part}" for part in health.disabled]
+    notes += [note for note in health.notes if is_full or not ROUTINE.match(note)]
+    if is_full or (wall_s >= SHORT_RUN_S and health.overhead_s > SHARE * wall_s):
+        share = f" ({health.overhead_s / wall_s:.2%} of the run)" if wall_s else ""
+        notes.append(f"cost of the profiler: {health.overhead_s:.3f} s of the training thread{share}")
+    return notes
 
 
 HEADER: Final = "device avg"

@@ -100,14 +100,6 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionStats, float]]:
     return [(depth, section, percentage) for (depth, section), percentage in zip(rows, shares, strict=True)]
 
 
-class UsersLine(NamedTuple):
-    """A line of the user's code under a section."""
-
-    place: str
-    function: str
-    percent: float
-
-
 class ShareRow(NamedTuple):
     """A section in the distribution of the training time, which is the time from the first step on."""
 
@@ -176,10 +168,12 @@ def _own_step_s(snapshot: Snapshot, section: SectionStats) -> float | None:
     return section.step_self_s / step.count
 
 
-def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float) -> list[UsersLine]:
-    """Return the code to show under a section; shares are percentages of ``whole_s``.
+def lines_under(
+    snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float
+) -> list[tuple[str, str, float]]:
+    """Return the code to show under a section: place, function, and percentage of ``whole_s``.
 
-    They are included in the section's own ``percentage``. Waiting for data is divided as the work of the loaders'
+    That is included in the section's own ``percentage``. Waiting for data is divided as the work of the loaders'
     workers, unless the training makes some batches itself.
     """
     scale = snapshot.wall_s / whole_s if whole_s else 0.0
@@ -187,7 +181,7 @@ def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float, wh
         return []
     if section.name == known.DATA_LOADING and all(loader.num_workers for loader in snapshot.loaders):
         in_workers = [
-            UsersLine(f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * scale * line.share, 1))
+            (f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * scale * line.share, 1))
             for line in snapshot.lines_in_workers()[:HOT_PLACES]
             if section.share * line.share >= HOT_SHARE
         ]
@@ -200,7 +194,7 @@ def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float, wh
     for line in snapshot.hottest(section.name):
         share = scale * line.share - early_s.get(f"{line.place} {line.what}", 0.0) / (whole_s or 1.0)
         if share >= HOT_SHARE and percentage >= 100 * HOT_SHARE:
-            lines.append(UsersLine(line.place, line.what, min(percentage, round(100 * share, 1))))
+            lines.append((line.place, line.what, min(percentage, round(100 * share, 1))))
     return lines
 
 

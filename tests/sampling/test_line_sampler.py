@@ -68,8 +68,8 @@ def started(sampler: LineSampler, hz: int = 1000) -> LineSampler:
 
 
 def located(sampler: LineSampler, frame) -> Location | None:
-    place = sampler._place(frame)
-    return None if place is None else sampler._location(place)
+    place = sampler._place(sampler._stacks, frame)
+    return None if place is None else sampler._stacks.location(place)
 
 
 def wait_for_samples(sampler: LineSampler, count: int) -> None:

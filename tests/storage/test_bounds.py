@@ -68,6 +68,6 @@ def test_stacks_are_made_to_fit() -> None:
 def test_a_line_with_every_field_is_whole() -> None:
     line = decode_line(json.dumps(full_interval(0)).encode())
     assert isinstance(line, IntervalLine)
-    assert line.program_facts() is not None
+    assert checked_facts(line.program) is not None
     assert fit(line.device, MOST_NOTES) is not None
-    assert line.loader_counts()[0].arguments is not None
+    assert line.loaders[0].counts().arguments is not None

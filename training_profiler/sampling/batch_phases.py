@@ -73,7 +73,6 @@ class PhaseReader:
     """Finds the phase of a batch that a stack shows. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, bool], FileRows] = {}  # by file, and by table
         # By which name a function is called at an instruction: "imread" in ``cv2.imread(path)``.
         self.called_name = ByInstruction(lambda code, at: called_function(code, at).rpartition(".")[2])
 
@@ -90,7 +89,7 @@ class PhaseReader:
         if self.called_name(*fetch) == "collate_fn":
             return COLLATE
         for code, instruction in frames:
-            phase = self._of_file(code.co_filename).phase_of(code.co_qualname)
+            phase = _rows_of(code.co_filename, _TABLE).phase_of(code.co_qualname)
             phase = phase or _named(self.called_name(code, instruction)) or _named(code.co_name)
             if phase:
                 return phase
@@ -109,18 +108,14 @@ class PhaseReader:
         if called := _LOCK_CALLS.get(self.called_name(code, instruction)):
             return called
         for code, _ in frames[:LOCK_FRAMES]:
-            if phase := self._of_file(code.co_filename, _LOCK_TABLE).phase_of(code.co_qualname):
+            if phase := _rows_of(code.co_filename, _LOCK_TABLE).phase_of(code.co_qualname):
                 return phase
         return ""
 
-    def _of_file(self, filename: str, table: FrameTable = _TABLE) -> FileRows:
-        rows = self._rows.get((filename, table is _TABLE))
-        if rows is None:
-            if len(self._rows) >= MOST_CODES:
-                self._rows.clear()
-            rows = FileRows(filename, has_hooks=False, table=table)
-            self._rows[filename, table is _TABLE] = rows
-        return rows
+
+@lru_cache(MOST_CODES)
+def _rows_of(filename: str, table: FrameTable) -> FileRows:
+    return FileRows(filename, has_hooks=False, table=table)
 
 
 @lru_cache(MOST_CODES)

@@ -256,7 +256,8 @@ class LineSampler:
         """Return the samples since the last call, in time order."""
         samples, self._waiting = self._waiting, []
         early, self._early = self._early, []
-        return early + [(ns, None if place is None else self._location(place)) for ns, place in samples]
+        stacks = self._stacks
+        return early + [(ns, stacks.location(place) if stacks and place is not None else None) for ns, place in samples]
 
     def close(self) -> None:
         """End the thread and wait for it for at most ``PATIENCE_S``."""
@@ -308,10 +309,10 @@ class LineSampler:
     def _sample(self) -> None:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this
         # call: it would keep the tensors of a step alive.
-        now_ns = self._clock()
+        now_ns, stacks = self._clock(), self._stacks
         frame = self._sampled.frame()
-        if frame is not None and len(self._waiting) < MOST_WAITING:
-            place = self._sampled_place(frame)
+        if frame is not None and stacks is not None and len(self._waiting) < MOST_WAITING:
+            place = None if stacks.is_ours(frame) else self._place(stacks, frame)
             if place is not None and self._is_blocked():
                 place = place._replace(is_blocked=True)
             self._waiting.append((now_ns, place))
@@ -327,33 +328,20 @@ class LineSampler:
             return False
         return self._sampled.ident == threading.main_thread().ident and not handed()
 
-    def _sampled_place(self, frame: FrameType) -> Place | None:
-        """Return the place of the sampled thread; None where it runs the profiler's own code."""
-        assert self._stacks is not None
-        if self._stacks.is_ours(frame):
-            return None
-        return self._place(frame) if self._watch is None else self._watched(frame)
-
-    def _watched(self, frame: FrameType) -> Place | None:
+    def _place(self, stacks: StackReader, frame: FrameType) -> Place | None:
         """Return the place of the sampled thread, with the line that has the lock if it waits for that."""
-        assert self._watch is not None
-        self._watch.look_begins(self._sampled.ident)
-        place = self._place(frame)
-        holder = self._watch.look_ends()
-        held_at = None if place is None or holder is None else self._line_of_thread(frame_of(holder))
-        self._watch.find_helpers()
+        watch = self._watch
+        if watch is None:
+            return stacks.place(frame)
+        watch.look_begins(self._sampled.ident)
+        place = stacks.place(frame)
+        holder = watch.look_ends()
+        held_at = None if place is None or holder is None else _line_of_thread(stacks, frame_of(holder))
+        watch.find_helpers()
         return place if place is None or held_at is None else place._replace(holder=held_at)
 
-    def _line_of_thread(self, frame: FrameType | None) -> Instruction | None:
-        """Return the line that another thread runs: the innermost of the user's, or its own function in a library."""
-        assert self._stacks is not None
-        place = self._place(frame)
-        return self._stacks.function_of_thread(frame) if place is None else place.users
 
-    def _place(self, frame: FrameType | None) -> Place | None:
-        assert self._stacks is not None
-        return self._stacks.place(frame)
-
-    def _location(self, place: Place) -> Location | None:
-        assert self._stacks is not None
-        return self._stacks.location(place)
+def _line_of_thread(stacks: StackReader, frame: FrameType | None) -> Instruction | None:
+    """Return the line that another thread runs: the innermost of the user's, or its own function in a library."""
+    place = stacks.place(frame)
+    return stacks.function_of_thread(frame) if place is None else place.users

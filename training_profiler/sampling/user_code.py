@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -42,7 +43,9 @@ class Places:
 def places_of_this_process() -> Places:
     """Return the current paths of this process."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    cwd = _cwd()
+    cwd = os.sep
+    with suppress(OSError):  # it was deleted
+        cwd = os.getcwd()
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # a source build is not in site-packages
     paths = sysconfig.get_paths()
@@ -85,13 +88,6 @@ def _has_metadata(folder: str) -> bool:
             return any(entry.name.endswith(METADATA) for entry in islice(entries, MOST_ENTRIES))
     except OSError:  # it does not exist, or is an archive
         return False
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was deleted
-        return os.sep
 
 
 class UserCode:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -269,10 +270,8 @@ class WorkerObserver:
 
     def _write(self, thread: BackgroundThread) -> None:
         thread.measure_cpu()
-        try:
+        with suppress(OSError):  # a full disk, or the training has ended: what was not handed over is lost
             self._mailbox.write(self._pid, self.sums(thread.cpu_ns))
-        except OSError:  # a full disk, or the training has ended: what was not handed over is lost
-            return
 
     def sums(self, sampling_ns: int) -> WorkerSums:
         """Return what this worker did so far."""
@@ -305,19 +304,13 @@ def observe_worker(loop: CodeType, new_stop: Callable[[], StopLock] | None = Non
     Does nothing if the training that it serves has no mailbox, or no thread can be started.
     """
     parent = multiprocessing.parent_process()
-    try:
+    with suppress(OSError, RuntimeError):  # no folder for temporary files, or too many threads
         mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
-        if not mailbox.is_safe():
-            return _nothing
-        observer = WorkerObserver(loop, mailbox, new_stop=new_stop)
-        observer.start()
-    except (OSError, RuntimeError):  # no folder for temporary files, or too many threads
-        return _nothing
-    return observer.stop
-
-
-def _nothing() -> None:
-    pass
+        if mailbox.is_safe():
+            observer = WorkerObserver(loop, mailbox, new_stop=new_stop)
+            observer.start()
+            return observer.stop
+    return lambda: None
 
 
 def _cpu_ns() -> int:

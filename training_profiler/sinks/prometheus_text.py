@@ -158,7 +158,13 @@ class PrometheusText(Sink):
             return
         for row in rows:
             for name, value in {"profiling/step": row.step, **row.metrics}.items():
-                self._set(name, value)
+                gauge_name, labels, documented_name = prometheus_name(name)
+                gauge = self._gauges.get(gauge_name)
+                if gauge is None:
+                    help_text = f"{documented_name} (docs/reference/metrics.md)"
+                    gauge = self._client.Gauge(gauge_name, help_text, list(labels), registry=self._registry)
+                    self._gauges[gauge_name] = gauge
+                (gauge.labels(**labels) if labels else gauge).set(value)
         replace_file(self._path, self._client.generate_latest(self._registry))
 
     def close(self) -> None:
@@ -174,12 +180,3 @@ class PrometheusText(Sink):
     def notes(self) -> list[str]:
         """Return a sentence if nothing could listen."""
         return list(self._notes)
-
-    def _set(self, name: str, value: float) -> None:
-        gauge_name, labels, documented_name = prometheus_name(name)
-        gauge = self._gauges.get(gauge_name)
-        if gauge is None:
-            help_text = f"{documented_name} (docs/reference/metrics.md)"
-            gauge = self._client.Gauge(gauge_name, help_text, list(labels), registry=self._registry)
-            self._gauges[gauge_name] = gauge
-        (gauge.labels(**labels) if labels else gauge).set(value)

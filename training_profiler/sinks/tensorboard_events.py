@@ -31,41 +31,35 @@ _OVERVIEW: Final = (
     "cpu_usage_percent",
     "ram_usage_percent",
 )
-_THROUGHPUT: Final = {
-    "Batches and steps per second": r"profiling/(batches|steps)_per_second",
-    "Samples per second": r"profiling/samples_per_second",
-    "Tokens per second": r"profiling/tokens_per_second",
-    "Batch time (s)": r"profiling/batch_time_(avg|std)",
-    "Batches per hour, by epoch": r"profiling/epoch_throughput_batches_per_hour",
-    "Achieved TFLOP/s": r"profiling/tflops",
-    "Model FLOPs utilization": r"profiling/mfu",
-}
-_MEMORY: Final = {
-    "Host memory used (%)": r"profiling/(ram_usage_percent|epoch_max_ram_usage)",
-    "Host memory available (GB)": r"profiling/ram_available_gb",
-    "GPU memory allocated (GB)": r"profiling/(gpu_\d+_memory_allocated_gb|epoch_max_gpu_\d+_memory)",
-    "GPU memory used (%)": r"profiling/gpu_\d+_memory_utilization",
-}
-_TIMING: Final = {
-    "Where the time goes (% of wall time, stacked)": UPPER,
-    "Mean of a span, by section (s)": MEAN,
-    "Mean of validation, sampling, checkpoints (s)": MEAN_OUTSIDE,
-    "Data loaders, training (ms)": r"profile/train/dl_.+_ms",
-    "Data loaders, validation (ms)": r"profile/val/dl_.+_ms",
-}
-_BOTTLENECKS: Final = {
-    "Bottlenecks (1 where there is one)": r"profiling/bottleneck_.+",
-    "Severity (0 to 1)": r"profiling/(data_gen_bottleneck_severity|memory_pressure|gpu_\d+_memory_pressure)",
-    "CPU and GPU busy (%)": r"profiling/(cpu_usage_percent|gpu_\d+_utilization)",
-    "Data generation and transfer (% of batch time)": r"profiling/(data_gen|transfer)_percentage",
-}
-
-
 _CHARTS: Final = {
-    "Throughput": _THROUGHPUT,
-    "Memory": _MEMORY,
-    "Timing breakdown": _TIMING,
-    "Bottlenecks": _BOTTLENECKS,
+    "Throughput": {
+        "Batches and steps per second": r"profiling/(batches|steps)_per_second",
+        "Samples per second": r"profiling/samples_per_second",
+        "Tokens per second": r"profiling/tokens_per_second",
+        "Batch time (s)": r"profiling/batch_time_(avg|std)",
+        "Batches per hour, by epoch": r"profiling/epoch_throughput_batches_per_hour",
+        "Achieved TFLOP/s": r"profiling/tflops",
+        "Model FLOPs utilization": r"profiling/mfu",
+    },
+    "Memory": {
+        "Host memory used (%)": r"profiling/(ram_usage_percent|epoch_max_ram_usage)",
+        "Host memory available (GB)": r"profiling/ram_available_gb",
+        "GPU memory allocated (GB)": r"profiling/(gpu_\d+_memory_allocated_gb|epoch_max_gpu_\d+_memory)",
+        "GPU memory used (%)": r"profiling/gpu_\d+_memory_utilization",
+    },
+    "Timing breakdown": {
+        "Where the time goes (% of wall time, stacked)": UPPER,
+        "Mean of a span, by section (s)": MEAN,
+        "Mean of validation, sampling, checkpoints (s)": MEAN_OUTSIDE,
+        "Data loaders, training (ms)": r"profile/train/dl_.+_ms",
+        "Data loaders, validation (ms)": r"profile/val/dl_.+_ms",
+    },
+    "Bottlenecks": {
+        "Bottlenecks (1 where there is one)": r"profiling/bottleneck_.+",
+        "Severity (0 to 1)": r"profiling/(data_gen_bottleneck_severity|memory_pressure|gpu_\d+_memory_pressure)",
+        "CPU and GPU busy (%)": r"profiling/(cpu_usage_percent|gpu_\d+_utilization)",
+        "Data generation and transfer (% of batch time)": r"profiling/(data_gen|transfer)_percentage",
+    },
 }
 
 

@@ -253,8 +253,7 @@ def _files_named(
 
 def _health(health: Health) -> dict[str, Any]:
     # Dropped events are not here: a reader sums those of the intervals.
-    costs = {"overhead_s": health.overhead_s, "span_s": health.span_s}
-    return {"disabled": health.disabled, **costs, "notes": health.notes}
+    return {name: getattr(health, name) for name in ("disabled", "overhead_s", "span_s", "notes")}
 
 
 Interval = TypeVar("Interval", bound=IntervalRecord)

@@ -237,7 +237,7 @@ class JournalFile:
     @property
     def wall_ns(self) -> int:
         """Begin of the run on the wall clock; 0 if unknown."""
-        return _number((self.begin or {}).get("wall_ns")) or 0
+        return count_in((self.begin or {}).get("wall_ns")) or 0
 
 
 class AttemptJournals(NamedTuple):
@@ -280,14 +280,6 @@ def find_own_folder_journals(folder: Path, found: Sequence[JournalFile]) -> list
 def is_journal(path: Path, stem: str = "rank") -> bool:
     """Return whether a file is named like a journal."""
     return path.name.startswith(stem) and path.name.endswith(".jsonl")
-
-
-def read_begin(path: Path) -> dict[str, Any] | None:
-    """Return the first line of a journal; None if there is none."""
-    try:
-        return read_head(path)
-    except OSError:
-        return None
 
 
 def select_journals(found: Iterable[JournalFile], folder: Path) -> tuple[list[JournalFile], list[str]]:
@@ -359,8 +351,8 @@ def inspect_journal(path: Path, shown: str) -> JournalFile:
         )
         return replace(file, problem=problem)
     who = begin.get("who")
-    stated_attempt = _number(who.get("attempt")) if isinstance(who, dict) else None
-    stated_rank = _number(begin.get("rank"))
+    stated_attempt = count_in(who.get("attempt")) if isinstance(who, dict) else None
+    stated_rank = count_in(begin.get("rank"))
     return replace(
         file,
         rank=rank if stated_rank is None else stated_rank,
@@ -369,7 +361,8 @@ def inspect_journal(path: Path, shown: str) -> JournalFile:
     )
 
 
-def _number(value: object) -> int | None:
+def count_in(value: object) -> int | None:
+    """Return a number of things, or of ns, from a file; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NUMBER else None
 
 
@@ -422,11 +415,9 @@ def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[Attem
     ``journals`` are in the order of attempts and ranks.
     """
     stats: dict[int, AttemptStats] = {}
-    for journal in journals:
-        if journal.attempt < number and journal.attempt not in stats and journal.begin is not None:
-            attempt = _figures(journal)
-            if attempt is not None:
-                stats[journal.attempt] = attempt
+    for journal in (each for each in journals if each.attempt < number and each.begin is not None):
+        if journal.attempt not in stats and (attempt := _figures(journal)) is not None:
+            stats[journal.attempt] = attempt
     return tuple(stats[number] for number in sorted(stats))
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import NS_PER_US
-from training_profiler.model.bounds import MOST_LOADERS, MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
+from training_profiler.model.bounds import MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.loader_workers import WorkerSums, fit_sums
 from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
@@ -173,14 +173,6 @@ class IntervalLine(IntervalRecord, omit_defaults=True, kw_only=True, tag_field="
     overhead_s: Real = 0.0
     span_s: Real = 0.0
     notes: tuple[str, ...] = ()
-
-    def loader_counts(self) -> list[LoaderCounts]:
-        """Return the counts of the loaders."""
-        return [row.counts() for row in self.loaders[:MOST_LOADERS]]
-
-    def program_facts(self) -> ProgramFacts | None:
-        """Return what the program had set; its texts fit for a report."""
-        return None if self.program is None else checked_facts(self.program)
 
 
 class PendingLine(IntervalLine, omit_defaults=True, kw_only=True, tag_field="kind", tag="pending"):

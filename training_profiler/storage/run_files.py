@@ -33,7 +33,7 @@ from training_profiler.storage.journal_discovery import (
     find_journals,
     is_same_launch,
     launch_from_data,
-    read_begin,
+    read_head,
     select_journals,
     this_launch,
 )
@@ -261,7 +261,8 @@ class RunFiles:
                 with suppress(FileNotFoundError):
                     rename_file(folder / name, f"{name.stem}-attempt{last.number}{name.suffix}")
             write_json(folder / META, {**meta, "attempts": [*meta["attempts"], self._attempt()]})
-            self.attempts = attempts_in(folder, before=self._who.attempt)
+            journals, _ = select_journals(find_journals(folder, "rank0"), folder)
+            self.attempts = attempts_before(journals, self._who.attempt)
             self.command = str(meta.get("command", ""))
             return folder
         return None
@@ -271,9 +272,11 @@ class RunFiles:
             return None
         folder = self._parent / self.run_name
         # In a process that profiles twice, the name may still be that of the first run.
-        begin = read_begin(folder / journal_name(self._who.rank, self._who.attempt)) or {}
-        is_own = (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname())
-        return None if is_own else folder
+        with suppress(OSError):
+            begin = read_head(folder / journal_name(self._who.rank, self._who.attempt)) or {}
+            if (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname()):
+                return None
+        return folder
 
     def _folder_on_disk(self) -> Path | None:
         now_ns = self._clock()
@@ -312,11 +315,6 @@ class RunFiles:
 
 NEWEST: Final = 20  # run folders that are searched
 APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
-
-
-def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
-    """Return the attempts before number ``before`` of the run in ``folder``, from rank 0's journals."""
-    return attempts_before(select_journals(find_journals(folder, "rank0"), folder)[0], before)
 
 
 class Attempt(NamedTuple):

@@ -174,11 +174,6 @@ def renamed_run(folder: str, name: str | None) -> str:
     return folder[: len(time.strftime(TIME_FORMAT))] + run_ending(name)
 
 
-def is_folder_of(folder: str, name: str) -> bool:
-    """Return whether a run of that name may have that folder."""
-    return bool(re.fullmatch(rf"\d{{8}}-\d{{6}}{re.escape(run_ending(name))}(-\d+)?", folder))
-
-
 def make_run_folder(parent: str | Path, ending: str = "") -> Path:
     """Make and return a new folder named after the time, such as ``runs/20261121-142530``.
 
@@ -362,8 +357,9 @@ def typed_path(folder: Path) -> str:
 
 def run_named(name: str, parent: Path) -> Path | None:
     """Return the newest run in ``parent`` with that name, or whose folder is called so; None without one."""
+    of_run = re.compile(rf"\d{{8}}-\d{{6}}{re.escape(run_ending(name))}(-\d+)?")
     try:
-        folders = sorted((entry for entry in os.listdir(parent) if is_folder_of(entry, name)), reverse=True)
+        folders = sorted(filter(of_run.fullmatch, os.listdir(parent)), reverse=True)
     except (OSError, ValueError):
         return None
     if is_plain_name(name) and is_folder(parent / name):

@@ -22,6 +22,7 @@ from training_profiler.storage.journal_discovery import (
     End,
     JournalFile,
     attempts_before,
+    count_in,
     enumerated,
     find_journals,
     inspect_journal,
@@ -196,39 +197,26 @@ def list_runs(parent: Path) -> list[ListedRun]:
 def listed_run(folder: Path) -> ListedRun:
     """Return what a list shows of one run."""
     meta = read_meta(folder)
-    name, began = run_name(meta), meta.get("began")
-    program = program_in(meta.get("command", ""))
     attempts = meta.get("attempts")
     last = attempts[-1] if isinstance(attempts, list) and attempts and isinstance(attempts[-1], dict) else {}
     report = read_object(folder / REPORT_DATA, MOST_REPORT_BYTES)
     if report is not None:
-        state, steps, step_s = ENDED, _count(report.get("steps")), None
         step_time = report.get("step_time")
-        if isinstance(step_time, dict):
-            step_s = _seconds(step_time.get("avg_s"))
-        problem = None
+        step_s = _seconds(step_time.get("avg_s")) if isinstance(step_time, dict) else None
+        state, steps, problem = ENDED, count_in(report.get("steps")), None
     else:
         state, steps, step_s, problem = _from_journal(folder, meta, last)
-    verdict, ended_by = (None if report is None else report.get(key) for key in ("verdict", "ended_by"))
-    return ListedRun(
-        printable(str(folder)),
-        printable(began) if isinstance(began, str) else None,
-        None if name is None else printable(name),
-        program,
-        state,
-        steps,
-        step_s,
-        printable(verdict) if isinstance(verdict, str) else None,
-        printable(ended_by) if isinstance(ended_by, str) else None,
-        problem,
-    )
+    texts = (meta.get("began"), run_name(meta), *((report or {}).get(key) for key in ("verdict", "ended_by")))
+    began, name, verdict, ended_by = (printable(text) if isinstance(text, str) else None for text in texts)
+    program = program_in(meta.get("command", ""))
+    return ListedRun(printable(str(folder)), began, name, program, state, steps, step_s, verdict, ended_by, problem)
 
 
 def _from_journal(
     folder: Path, meta: dict[str, Any], last: dict[str, Any]
 ) -> tuple[str, int | None, float | None, str | None]:
     """Return state, steps, step time and problem, from the end of rank 0's journal."""
-    number = _count(last.get("number")) or 0
+    number = count_in(last.get("number")) or 0
 
     def figures(interval: dict[str, Any]) -> tuple[int, float | None]:
         step_ns = interval["step_ns"]
@@ -249,14 +237,10 @@ def _from_journal(
     steps, step_s = end.value if end.value is not None else (None, None)
     if end.has_end:
         return ENDED, steps, step_s, None
-    wall_ns = _count(last.get("begin_wall_ns"))
+    wall_ns = count_in(last.get("begin_wall_ns"))
     process = (last or meta).get("host"), (last or meta).get("pid")
     is_alive = is_running(*process, wall_ns / NS_PER_S) if wall_ns is not None else None
     return STATES[is_alive], steps, step_s, None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NUMBER else None
 
 
 def _seconds(value: object) -> float | None:
@@ -273,7 +257,8 @@ def run_folders(parent: Path) -> list[Path]:
     except OSError:
         return []
     folders = [parent / name for name in sorted(names, key=_order, reverse=True)]
-    return [folder for folder in folders if is_folder(folder) and _is_run(folder)]
+    files = (META, journal_name(0))
+    return [each for each in folders if is_folder(each) and any((each / name).exists() for name in files)]
 
 
 def _order(name: str) -> tuple[str, int, str]:
@@ -281,10 +266,6 @@ def _order(name: str) -> tuple[str, int, str]:
     stem, _, number = name.rpartition("-")
     is_numbered = stem.count("-") >= 1 and number.isdecimal()
     return name[:15], int(number) if is_numbered else 1, name
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / META).exists() or (folder / journal_name(0)).exists()
 
 
 def run_name(meta: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -66,21 +67,13 @@ def read_stacks(run_folder: Path, asked_ns: int | None = None) -> Mapping[int, R
     except OSError:
         return {}
     found = []
-    for name in names:
-        match = _NAME.fullmatch(name)
-        stacks = None if match is None else _read(folder / name)
-        if match is not None and stacks is not None and stacks.rank == int(match[1]):
-            found.append(stacks)
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        with suppress(OSError, ValueError):
+            stacks = decode_stacks(read_file(folder / match[0], MOST_BYTES))
+            found += [stacks] * (stacks.rank == int(match[1]))
     if asked_ns is None:
         asked_ns = max((stacks.asked_ns for stacks in found), default=0)
     return {stacks.rank: stacks for stacks in sorted(found, key=lambda each: each.rank) if stacks.asked_ns == asked_ns}
-
-
-def _read(path: Path) -> RankStacks | None:
-    try:
-        return decode_stacks(read_file(path, MOST_BYTES))
-    except (OSError, ValueError):
-        return None
 
 
 def encode_stacks(stacks: RankStacks) -> bytes:

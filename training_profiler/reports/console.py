@@ -98,10 +98,7 @@ def _row_lines(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]]) -> 
 
 
 def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout: Layout) -> list[str]:
-    """Return the table with the columns that fit, and names shortened where even the fewest do not.
-
-    A column has a header, one unit and one number of decimals.
-    """
+    """Return the table with the columns that fit, and names shortened where even the fewest do not."""
     names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
     sections = [section for _, section in rows]
     for times in ((*TIMES, *MORE_TIMES), *FEWEST_TIMES):

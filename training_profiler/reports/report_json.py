@@ -13,13 +13,7 @@ from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import Check, losses_text
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.model import snapshot as stats
-from training_profiler.model.snapshot import (
-    AllRanksStats,
-    EpochStats,
-    LineStats,
-    Snapshot,
-)
+from training_profiler.model.snapshot import AllRanksStats, EpochStats, LineStats, Pause, SectionStats, Snapshot
 from training_profiler.reports.answer import action_text
 from training_profiler.reports.verdict import checklist, saved_share, verdict
 
@@ -203,13 +197,13 @@ def report_schema(trials: type) -> Schema:
         "schema_changes": _TEXT,
         "verdict": _TEXT,
         "training_s": _NUMBER,
-        "sections": _by_name(_object_of(stats.SectionStats, "name")),
+        "sections": _by_name(_object_of(SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
         "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
         "step_time": hints["step"],
         "epochs": _list_of(epoch),
         "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
-        "pauses": _schema_of(tuple[stats.Pause, ...]),
+        "pauses": _schema_of(tuple[Pause, ...]),
         "ranks": _or_null(ranks),
         "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
         "checklist": _list_of(_object_of(Check)),

@@ -318,22 +318,18 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
 
 
 def _agree(workers: WorkerStats) -> bool:
-    """Return whether samples show about as much work as was timed. Of workers that live shortly, they show little.
-
-    Their sampling begins with the first batches, and may be rarer then: chance is two standard errors.
-    """
+    """Return whether samples show about as much work as was timed. Of workers that live shortly, they show little."""
     at_work = 1 - workers.phases.get(IDLE, 0.0)
+    # Sampling begins with the first batches, and may be rarer then: two standard errors.
     chance = 2 * (workers.busy * (1 - workers.busy) / workers.samples) ** 0.5 if workers.samples else 1.0
     return abs(at_work - workers.busy) <= max(chance, LIKE_TIMED)
 
 
 def _work_elsewhere(snapshot: Snapshot) -> Iterator[str]:
-    """Yield the batches made in the training itself, and the waits for work whose lines are not sampled.
-
-    A queue in front of a data loader of torch is not named, because the loader's workers are observed.
-    """
+    """Yield the batches made in the training itself, and the waits for work whose lines are not sampled."""
     if snapshot.batch_parts:
         yield f"Making batches in the training itself: {_shares(snapshot.batch_parts)}"
+    # A queue in front of a data loader of torch is not named, because the loader's workers are observed.
     has_loader = any(loader.num_workers is not None for loader in snapshot.loaders)
     for wait in snapshot.unsampled_waits:
         if wait.share >= UNSEEN_FROM and (wait.in_loader or not has_loader):

@@ -61,17 +61,14 @@ class StartupSampler:
         self._hz = 1
         self._imported_ns = None if torch is None else torch[0]
         if torch is not None:
-            self._add_import(*torch)
+            frame = None
+            for code, instruction in reversed(torch[1]):
+                frame = KeptFrame(code, instruction, frame)
+            self._seen += [(torch[0], None), (self._clock(), self._stacks.place(frame))]
         self._guard = FaultGuard()
         self._thread = BackgroundThread(
             "startup", self._run, self._guard.run, STARTUP_PART, (new_stop or closed_lock)()
         )
-
-    def _add_import(self, import_ns: int, stack: Sequence[tuple[CodeType, int]]) -> None:
-        frame = None
-        for code, instruction in reversed(stack):
-            frame = KeptFrame(code, instruction, frame)
-        self._seen += [(import_ns, None), (self._clock(), self._stacks.place(frame))]
 
     def start(self, hz: int) -> None:
         """Sample at most ``hz`` times a second."""
@@ -319,12 +316,9 @@ class LineSampler:
             self.samples += 1
 
     def _is_blocked(self) -> bool:
-        """Return whether the sampled thread had given up the GIL by itself; False if that is not known.
-
-        Where another thread of Python is busy, it may have been made to give it up.
-        """
+        """Return whether the sampled thread had given up the GIL by itself; False if that is not known."""
         handed, watch = self._was_handed_over, self._watch
-        if handed is None or watch is None or not watch.is_alone:
+        if handed is None or watch is None or not watch.is_alone:  # others may have made it give that up
             return False
         return self._sampled.ident == threading.main_thread().ident and not handed()
 

@@ -112,12 +112,6 @@ def reads_number(code: CodeType, instruction: int) -> str:
     return name if name in READ_BY_FUNCTION else ""
 
 
-def has_no_arguments(code: CodeType, instruction: int) -> bool:
-    """Return whether the call at this offset passes nothing, as ``loss.item()`` does."""
-    raw, at = code.co_code, _at_call(code.co_code, instruction)
-    return at is not None and raw[at * _UNIT] in _PLAIN_CALLS and not raw[at * _UNIT + 1]
-
-
 def _at_call(raw: bytes, instruction: int) -> int | None:
     """Return the number of the instruction of the call at this offset; None if it is another instruction."""
     at = instruction // _UNIT
@@ -167,7 +161,8 @@ def waits_in(called: str, code: CodeType, instruction: int) -> str:
     Only calls without arguments are recognized: ``loss.item()``, but not ``loss.to("cpu")``.
     """
     _, dot, name = called.rpartition(".")
-    return name if dot and name in WAITS and has_no_arguments(code, instruction) else ""
+    raw, at = code.co_code, _at_call(code.co_code, instruction) if dot and name in WAITS else None
+    return name if at is not None and raw[at * _UNIT] in _PLAIN_CALLS and not raw[at * _UNIT + 1] else ""
 
 
 class ByInstruction(Generic[Read]):

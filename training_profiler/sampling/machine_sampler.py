@@ -141,10 +141,9 @@ class MachineSampler:
                 return
             gpus, container = self._make_gpus(), find_container(self._root)
             queue, ranks = self._run_queue, self._local_ranks
-            reader = MachineReader(
+            self._reader = MachineReader(
                 self._clock, host, gpus, container, run_queue=queue, local_ranks=ranks, faults=self._faults
             )
-            self._reader = reader
         every_s, reader = self._every_s, self._reader
         thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, reader), self._guard, PART)
         thread.start()

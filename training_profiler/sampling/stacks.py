@@ -290,12 +290,10 @@ class StackReader:
         return self._locations.setdefault(location, location)
 
     def _number_read(self, place: Place) -> str:
-        """Return what reads a number out of a tensor, in any code, where it waits without the GIL; else "".
-
-        Python's own numbers are read without giving it up. ``f"{loss:.3f}"`` and ``scaler.step()`` call ``item()``.
-        """
+        """Return what reads a number out of a tensor, in any code, where it waits without the GIL; else ""."""
         if not place.is_blocked:
             return ""
+        # Python's own numbers are read without giving it up. ``f"{loss:.3f}"`` and ``scaler.step()`` call ``item()``.
         if place.last is not None and (method := self._call_at(*place.last)[0]):
             return method
         return self._number_at(*(place.last or place.users))

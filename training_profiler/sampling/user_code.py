@@ -77,10 +77,7 @@ def _cell_of(filename: str) -> str | None:
 
 @cache
 def _has_metadata(folder: str) -> bool:
-    """Return whether an installer has written to a folder other than one it is known by.
-
-    An installation in editable form writes no such metadata beside the sources.
-    """
+    """Return whether an installer has written to a folder other than one it is known by; not in editable form."""
     if os.path.basename(folder) in PACKAGES:
         return False
     try:
@@ -164,15 +161,11 @@ class UserCode:
         return os.path.normpath(os.path.join(self._places.cwd, filename))
 
     def _is_generated(self, path: str) -> bool:
-        """Return whether a library wrote the file: ``torch.compile``, or a package that names it as its own module.
-
-        PyTorch Geometric writes ``torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_a1b2.py`` to the folder of
-        temporary files.
-        """
+        """Return whether a library wrote the file: ``torch.compile``, or a package that names it as its own module."""
         *folders, name = path.split(os.sep)
         if COMPILED.fullmatch("/".join((*folders[-1:], name))):
             return True
-        package, *others = name.split(".")
+        package, *others = name.split(".")  # torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_a1b2.py
         if len(others) < DOTTED or not all(part.isidentifier() for part in others):
             return False
         file = getattr(sys.modules.get(package), "__file__", None)

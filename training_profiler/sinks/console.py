@@ -152,11 +152,7 @@ class Console:
         self._writing.release()
 
     def _check_stream(self, stream: IO[str], descriptor: int) -> None:
-        """Make sure that the descriptor is still a stream, and not a file that got the number of a closed stream.
-
-        Raises:
-            OSError: it is not.
-        """
+        """Raise OSError if the descriptor is a stream no longer, but a file that got the number of a closed stream."""
         identity = _identity(descriptor)
         if identity is None:
             raise OSError(f"sys.{self._name}: its descriptor is closed")
@@ -237,11 +233,8 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _descriptor_behind(stream: IO[str]) -> int | None:
-    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown.
-
-    The stream of a notebook writes to none: it hands the text to the cell of the thread that calls it.
-    """
-    if type(stream).__module__.partition(".")[0] == "ipykernel":
+    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown."""
+    if type(stream).__module__.partition(".")[0] == "ipykernel":  # hands the text to the cell of the calling thread
         return None
     for candidate in (stream, sys.__stdout__):
         with suppress(Exception):  # a stand-in may raise anything
@@ -290,10 +283,7 @@ def _has_bars(tqdm: Any, stream: IO[str]) -> bool:
 
 
 def _is_plain(stream: IO[str]) -> bool:
-    """Return whether writing to the descriptor is the same as writing to the stream.
-
-    It is not where ``write`` was replaced, as notebooks and trackers do.
-    """
+    """Return whether the descriptor gets what is written: notebooks and trackers replace ``write``."""
     if type(stream) is not io.TextIOWrapper or "write" in vars(stream):
         return False
     try:

@@ -76,10 +76,7 @@ def epoch_metrics(epoch: EpochStats) -> dict[str, float]:
 
 
 def _plain_name(name: str) -> str:
-    """Return a name that every tracker takes, as a part of a metric's name, and every disk: ``held-out_digits``.
-
-    Letters lose their accents, all else becomes ``_``.
-    """
+    """Return a name that every tracker and every disk takes: letters lose their accents, all else becomes ``_``."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return _NOT_FOR_NAMES.sub("_", plain).strip("_.")[:MAX_PLAIN_NAME] or NAMELESS
 

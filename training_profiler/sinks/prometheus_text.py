@@ -29,12 +29,7 @@ PART: Final = "prometheus endpoint"
 class PrometheusEndpoint(socketserver.TCPServer):
     """Serves what ``render`` returns, one client after the other. ``HTTPServer`` would look up the host's name.
 
-    Args:
-        host: the address to listen on.
-        port: the port to listen on.
-        content_type: of the answers.
-        render: returns the metrics in the text format; called on the endpoint's thread.
-        guard: runs the thread.
+    ``render`` is called on the endpoint's thread, which ``guard`` runs.
 
     Raises:
         OSError: the address cannot be used.

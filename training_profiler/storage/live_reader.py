@@ -106,7 +106,7 @@ class LiveRun:
         return Look(
             with_ranks(replay.snapshot(self.folder, primary), primary, found),
             recent,
-            ENDED if replay.is_ended else STATES[is_alive],
+            ENDED if replay.end_line else STATES[is_alive],
             primary.attempt,
             max(0.0, self._clock() - journal.written_s),
             journal.left_bytes,
@@ -132,11 +132,7 @@ class _GrowingJournal:
         self._lines = Lines(MOST_LINE_BYTES)
 
     def read_on(self) -> bool:
-        """Read what was added, or a part of it; return whether that began again at the begin of the file.
-
-        Raises:
-            RunFolderError: the file cannot be read.
-        """
+        """Read what was added, or a part of it; return whether that began again at the begin of the file."""
         path = self.found.path
         try:
             with open_file(path, follow=may_follow(path)) as file:

@@ -83,7 +83,7 @@ class Replay:
         self.names = SectionNames(limit=MOST_NAMES)
         self._last: IntervalLine | None = None
         self._pending: PendingLine | None = None  # counts if no interval follows
-        self._end: EndLine | None = None
+        self.end_line: EndLine | None = None  # once it was read
         self._unusable, self._is_torn = 0, False
         self._unsaved = self._lost = self._further_epochs = 0
         self._spare = SpareBins()
@@ -129,7 +129,7 @@ class Replay:
         elif isinstance(record, HeldLine):
             self._unsaved = record.dropped
         elif isinstance(record, EndLine):
-            self._end = record
+            self.end_line = record
         if not isinstance(record, IntervalLine):
             self._on_line(record)
 
@@ -149,11 +149,6 @@ class Replay:
         """Whether lines were read and none can be used. A torn one alone is a run that was killed at its begin."""
         return self.sums is None or (self._unusable > 0 and not self.intervals)
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether the end of the run was read."""
-        return self._end is not None
-
     def end(self) -> None:
         """Add what the last line of all leaves to be added."""
         pending, self._pending = self._pending, None
@@ -167,7 +162,7 @@ class Replay:
 
     def snapshot(self, folder: Path, found: JournalFile) -> Snapshot:
         """Return the stats of the run."""
-        sums, last, end = self.sums, self._last, self._end
+        sums, last, end = self.sums, self._last, self.end_line
         assert sums is not None
         state = end or last
         notes = [*(sentences(state.notes) if state else ()), *self._notes()]

@@ -116,11 +116,8 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
 
 
 def _ages(summaries: Sequence[RankSummary]) -> dict[int, float]:
-    """Return how much older each rank's summary is than the latest one, in s.
-
-    Clocks of machines may differ by an hour, and ranks may begin one after the other. So a summary is as old as both
-    the clocks and the ranks' own run times say.
-    """
+    """Return how much older each rank's summary is than the latest one, in s."""
+    # Clocks of machines may differ by an hour, and ranks may begin one after the other: both have to say so.
     last_ns = max((summary.sent_ns for summary in summaries), default=0)
     longest_ns = max((summary.sent_ns - summary.begin_ns for summary in summaries), default=0)
     return {

@@ -13,8 +13,9 @@ from training_profiler.model.snapshot import Health
 from training_profiler.safety import files as own_folder
 from training_profiler.settings.settings import Settings
 from training_profiler.storage import run_files, run_folder
-from training_profiler.storage.journal import BufferedLines
+from training_profiler.storage.journal import BufferedLines, line_of
 from training_profiler.storage.journal_discovery import LaunchId
+from training_profiler.storage.journal_lines import EpochBeginLine, LostLine
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_folder import META, make_run_folder, run_ending, run_named, write_json
 
@@ -204,7 +205,7 @@ def test_a_rank_searches_once_more_at_the_end(tmp_path):
 
 def test_a_rank_without_intervals_writes_no_files(tmp_path):
     other = Process(tmp_path, 3)
-    for line in (other.files._lines.epoch_begin(1), other.files._lines.rank({})):
+    for line in (line_of(EpochBeginLine(1)), line_of({"kind": "rank"})):
         other.files.open(other.who).append(line)
     other.close()
     Process(tmp_path, 2).close()
@@ -317,7 +318,7 @@ def test_a_run_goes_on_in_the_folder_that_it_opened_and_says_so_once(tmp_path, t
     first = Process(tmp_path / "runs", 0).flush()
     assert swapped_notes(first) == []
     aside = put_aside(first.files.folder, theirs, by)
-    first.files.append(first.files._lines.lost(1), first.who, None)
+    first.files.append(line_of(LostLine(1)), first.who, None)
     first.flush()
     assert len(swapped_notes(first)) == 1
     first.files.add_git()
@@ -334,7 +335,7 @@ def test_the_folder_around_a_run_may_be_another_one_too(tmp_path, theirs):
     (tmp_path / "runs").rename(tmp_path / "aside")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / RUN).symlink_to(theirs)
-    first.files.append(first.files._lines.lost(1), first.who, None)
+    first.files.append(line_of(LostLine(1)), first.who, None)
     first.files.write_report("text", DATA)
     first.close()
     assert names_in(tmp_path / "aside" / RUN) == ["meta.json", "rank0.jsonl", "report.json", "report.txt"]

@@ -88,7 +88,7 @@ def _without_answer(
 ) -> tuple[RankStacks | None, str]:
     """Return the stacks of a rank whose Python does not run, and why it has not answered."""
     name = sentence(of_ranks([rank]) if world_size > 1 else "the training")
-    begin = (journal.begin if journal else None) or {}
+    begin = journal.begin if journal else {}
     pid, host = begin.get("pid"), str(begin.get("host"))
     if journal is None:
         return None, f"{name} has no journal in this folder; it never began, or writes on another machine"
@@ -139,5 +139,5 @@ def _print_last(folder: Path, world_size: int) -> int:
 
 
 def _world_size(journals: Mapping[int, JournalFile]) -> int:
-    sizes = [((journal.begin or {}).get("who") or {}).get("world_size") for journal in journals.values()]
+    sizes = [(journal.begin.get("who") or {}).get("world_size") for journal in journals.values()]
     return max([size for size in sizes if isinstance(size, int)] + [max(journals) + 1])

@@ -125,13 +125,9 @@ def _at(place: WaitingPlace, ranks: str) -> str:
 
 
 def render_stacks(stacks: Sequence[RankStacks], world_size: int, missing: Sequence[str], now_s: float) -> str:
-    """Return the stacks of all ranks as text; ranks whose stacks are equal are shown once.
+    """Return the stacks of all ranks as text, at ``now_s`` on the wall clock; equal stacks are shown once.
 
-    Args:
-        stacks: of the ranks that answered.
-        world_size: ranks of the training.
-        missing: sentences on the ranks that did not answer.
-        now_s: time on the wall clock.
+    ``missing`` are sentences on the ranks that did not answer.
     """
     lines, groups = list[str](), groups_of(stacks)
     if stacks:

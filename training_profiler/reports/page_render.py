@@ -298,13 +298,7 @@ def render_page(
 ) -> str:
     """Return the page as one HTML document that loads nothing.
 
-    Args:
-        snapshot: the figures of the run.
-        findings: about it.
-        ranks: what each rank has over time.
-        origin: where the run comes from.
-        sources: lines of source code by file and line.
-        missing: why other files have none.
+    ``ranks`` have what changes over time. ``missing`` says why files have no lines of source code.
     """
     changes = important(snapshot, findings)
     body = joined(

@@ -112,7 +112,7 @@ class GarbageWatch:
         return collections
 
     def _pop(self) -> list[Collection]:
-        collections = []
+        collections, enough = [], gc.get_threshold()[0]
         begin: _Moment | None = None
         moments, training = [self._moments.popleft() for _ in range(len(self._moments))], self._training
         for moment in moments:
@@ -122,7 +122,9 @@ class GarbageWatch:
             elif begin is not None and thread == training:  # the oldest begin may have been dropped
                 # It has reset the counts up to that of its own generation, and added one to the next.
                 generation = 0 if counts[1] else 1 if counts[2] else 2
-                collections.append(Collection(begin[1], end_ns, generation, _is_asked(begin[3])))
+                # By itself, Python collects when the first count is above.
+                is_asked = not gc.isenabled() or not enough or begin[3][0] <= enough
+                collections.append(Collection(begin[1], end_ns, generation, is_asked))
         if moments and moments[-1][0] == BEGIN:  # under way
             self._moments.appendleft(moments.pop())
         self._popped += len(moments) // 2
@@ -134,12 +136,6 @@ class GarbageWatch:
             return []
         most = round(MOST_COST * NS_PER_S / COST_NS)
         return [f"{PART}: timed in a part of the steps, because there were over {most:,} in a second"]
-
-
-def _is_asked(counts: _Counts) -> bool:
-    """Return whether the program called ``gc.collect``, by the counts at the begin of a collection."""
-    enough = gc.get_threshold()[0]  # by itself, Python collects when the first count is above
-    return not gc.isenabled() or not enough or counts[0] <= enough
 
 
 def _recording(moments: "deque[_Moment]", clock: Callable[[], int]) -> Callable[..., Any]:

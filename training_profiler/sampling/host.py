@@ -45,7 +45,9 @@ def find_container(root: Path = Path("/")) -> Container:
     memory = _groups(root, "memory")
     cpu = _groups(root, "cpu")
     cpu_use = _groups(root, "cpuacct") or cpu
-    limits = [(limit, group) for group in memory if (limit := _memory_limit(group)) is not None]
+    names = ("memory.max", "memory.limit_in_bytes")
+    known = ((_number(group, *names), group) for group in memory)
+    limits = [(limit, group) for limit, group in known if limit is not None and limit < NO_LIMIT]
     quotas = [(quota, group) for group in cpu if (quota := _cpu_quota(group)) is not None]
     limit, memory_group = min(limits, default=(None, None), key=lambda entry: entry[0])
     quota, cpu_group = min(quotas, default=(None, None), key=lambda entry: entry[0])
@@ -114,11 +116,6 @@ def _existing(mount: Path | None, path: str) -> Iterator[Path]:
         folder = mount / str(group).lstrip("/")
         if ".." not in group.parts and folder.is_dir():
             yield folder
-
-
-def _memory_limit(group: Path) -> int | None:
-    limit = _number(group, "memory.max", "memory.limit_in_bytes")
-    return limit if limit is not None and limit < NO_LIMIT else None
 
 
 def _cpu_quota(group: Path) -> float | None:

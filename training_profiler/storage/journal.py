@@ -32,7 +32,6 @@ from training_profiler.storage.journal_lines import (
     LoaderRow,
     LostLine,
     PendingLine,
-    SourcesLine,
     spans_line,
 )
 from training_profiler.storage.source_lines import SourceFile, library_path
@@ -102,8 +101,7 @@ class JournalLines:
     ) -> Line:
         """Return the totals since the last interval; health, loaders and device cover the run so far.
 
-        Args:
-            is_pending: whether the next interval covers the same time again: its events may still be rewritten.
+        The next interval covers the same time as one that ``is_pending``: its events may still be rewritten.
         """
         record = interval_of(
             PendingLine if is_pending else IntervalLine,
@@ -117,10 +115,6 @@ class JournalLines:
             **_health(health),
         )
         return line_of(record)._replace(files=_files_named(totals, loaders, program))
-
-    def sources(self, digests: dict[str, str]) -> Line:
-        """Return the digests of source files by their names in reports: a page shows lines of these files alone."""
-        return line_of(SourcesLine(digests))
 
     def epoch_begin(self, number: int) -> Line:
         """Return the begin of an epoch, at the end of the last interval."""
@@ -141,10 +135,6 @@ class JournalLines:
     def lost(self, intervals: int) -> Line:
         """Return how many intervals found no room while the disk did not respond."""
         return line_of(LostLine(intervals))
-
-    def end(self, health: Health, ended_by: str | None) -> Line:
-        """Return how the run ended."""
-        return line_of(EndLine(ended_by, **_health(health)))
 
 
 def line_of(record: Struct | dict[str, Any]) -> Line:
@@ -220,7 +210,7 @@ class Journal:
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
-        self.append(self.lines.end(health, ended_by))
+        self.append(line_of(EndLine(ended_by, **_health(health))))
         self.discard()
 
     def discard(self) -> None:

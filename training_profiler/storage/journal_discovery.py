@@ -6,7 +6,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -208,36 +208,34 @@ class JournalFile:
     size: int = 0
     rank: int | None = None
     attempt: int = 0
-    begin: dict[str, Any] | None = None  # the first line, if it is complete
+    begin: dict[str, Any] = field(default_factory=dict)  # the first line, if it is complete
     problem: str = ""  # why the file cannot be read; follows its name in a message
 
     @property
     def run(self) -> str | None:
         """The name of the run according to the first line."""
-        name = (self.begin or {}).get("run")
+        name = self.begin.get("run")
         return name if isinstance(name, str) else None
 
     @property
     def launch(self) -> LaunchId:
         """The launch according to the first line."""
-        return launch_from_data((self.begin or {}).get("launched"))
+        return launch_from_data(self.begin.get("launched"))
 
     @property
     def process(self) -> tuple[Any, ...]:
         """Identifies the process that wrote the file."""
-        begin = self.begin or {}
-        return tuple(str(begin.get(key)) for key in ("host", "pid", "wall_ns", "begin_ns"))
+        return tuple(str(self.begin.get(key)) for key in ("host", "pid", "wall_ns", "begin_ns"))
 
     @property
     def is_running(self) -> bool | None:
         """Whether the process that wrote the file still runs; None if unknown."""
-        begin = self.begin or {}
-        return is_running(begin.get("host"), begin.get("pid"), self.wall_ns / NS_PER_S)
+        return is_running(self.begin.get("host"), self.begin.get("pid"), self.wall_ns / NS_PER_S)
 
     @property
     def wall_ns(self) -> int:
         """Begin of the run on the wall clock; 0 if unknown."""
-        return count_in((self.begin or {}).get("wall_ns")) or 0
+        return count_in(self.begin.get("wall_ns")) or 0
 
 
 class AttemptJournals(NamedTuple):
@@ -415,17 +413,16 @@ def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[Attem
     ``journals`` are in the order of attempts and ranks.
     """
     stats: dict[int, AttemptStats] = {}
-    for journal in (each for each in journals if each.attempt < number and each.begin is not None):
+    for journal in (each for each in journals if each.attempt < number and each.begin):
         if journal.attempt not in stats and (attempt := _figures(journal)) is not None:
             stats[journal.attempt] = attempt
     return tuple(stats[number] for number in sorted(stats))
 
 
 def _figures(journal: JournalFile) -> AttemptStats | None:
-    begin = journal.begin or {}
-
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:
-        steps, ns = int(interval["first_step"]) + len(interval["step_ns"]), interval["end_ns"] - begin["begin_ns"]
+        steps = int(interval["first_step"]) + len(interval["step_ns"])
+        ns = interval["end_ns"] - journal.begin["begin_ns"]
         if not (0 <= steps <= MOST_NUMBER and 0 <= ns <= MOST_NUMBER):
             raise ValueError("steps or time out of range")
         return steps, ns / NS_PER_S

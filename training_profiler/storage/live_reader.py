@@ -69,10 +69,7 @@ class Look:
 class LiveRun:
     """A run that is looked at again and again. Nothing is kept open, and nothing is written.
 
-    Args:
-        folder: the run's.
-        attempt: of a restarted training; the last by default, also if that begins later.
-        clock: time since 1970, in s.
+    By default, the last attempt of a restarted training counts, also if it begins later. The clock is in s since 1970.
     """
 
     def __init__(self, folder: Path, attempt: int | None = None, clock: Callable[[], float] = time.time) -> None:

@@ -25,7 +25,7 @@ from training_profiler.safety.files import (
     rename_open,
 )
 from training_profiler.settings.settings import Settings, launch_id
-from training_profiler.storage.journal import Journal, JournalLines, Line
+from training_profiler.storage.journal import Journal, Line, line_of
 from training_profiler.storage.journal_discovery import (
     MOST_NUMBER,
     LaunchId,
@@ -37,6 +37,7 @@ from training_profiler.storage.journal_discovery import (
     select_journals,
     this_launch,
 )
+from training_profiler.storage.journal_lines import SourcesLine
 from training_profiler.storage.run_folder import (
     META,
     OWN_NAME,
@@ -104,7 +105,6 @@ class RunFiles:
             self._begin_folder = os.sep
         self._script = os.path.join(self._begin_folder, sys.argv[0] if sys.argv else "")
         self._digests = DigestBook(self._begin_folder, command_words(), self._wall_ns)
-        self._lines = JournalLines(names)
         self._parent: Path | None = None
         self._journal: Journal | None = None
         self._made: list[Path] = []  # folder and files that this process has made
@@ -141,12 +141,7 @@ class RunFiles:
             self._journal.moved(after)
 
     def open(self, who: RankId, run_name: str | None = None) -> Journal:
-        """Return the journal of rank ``who``; makes folder and files at the first call.
-
-        Args:
-            who: the rank of this process as far as known.
-            run_name: name of the run's folder as rank 0 sent it; None if unknown.
-        """
+        """Return the journal of rank ``who``; makes folder and files at the first call. Rank 0 sent ``run_name``."""
         self.run_name = run_name or self.run_name
         self._is_elsewhere |= self.folder is not None and not is_in_place(self.folder)
         if self._journal is None:
@@ -184,7 +179,7 @@ class RunFiles:
         journal = self.open(who, run_name)
         journal.append(line)
         if self._who.rank == 0 and (digests := self._digests.new(line.files)):
-            journal.append(self._lines.sources(digests))
+            journal.append(line_of(SourcesLine(digests)))
         self.add_git()
 
     def discard(self) -> None:

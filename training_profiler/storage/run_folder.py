@@ -137,13 +137,7 @@ _PACKAGES: Final = ("training-profiler", "torch", "numpy")
 
 
 def journal_name(rank: int, attempt: int = 0, number: int = 1) -> str:
-    """Return the file name of a rank's journal: ``rank3.jsonl``, ``rank3-attempt1.jsonl``, ``rank3-2.jsonl``.
-
-    Args:
-        rank: the rank that writes it.
-        attempt: how often the launcher had restarted the training before.
-        number: 1, or more if another process has written a file of that name.
-    """
+    """Return a journal's name: ``rank3.jsonl``, ``rank3-attempt1.jsonl``; ``rank3-2.jsonl`` if the first is taken."""
     of_attempt = f"-attempt{attempt}" if attempt else ""
     return f"rank{rank}{of_attempt}{f'-{number}' if number > 1 else ''}.jsonl"
 

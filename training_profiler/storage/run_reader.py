@@ -160,7 +160,7 @@ def _summary(record: dict[str, Any]) -> RankSummary:
 
 
 def _world_size(journal: JournalFile) -> int:
-    who = (journal.begin or {}).get("who")
+    who = journal.begin.get("who")
     size = who.get("world_size") if isinstance(who, dict) else None
     return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
 
@@ -415,7 +415,7 @@ def _is_folder_of_runs(folder: Path, found: Sequence[JournalFile]) -> bool:
     parents = {journal.path.parent for journal in found}
     if folder in parents:
         return False
-    readable = [journal for journal in found if journal.begin is not None]
+    readable = [journal for journal in found if journal.begin]
     if len(parents) > 1 and len({journal.run for journal in readable}) == 1 and readable[0].run is not None:
         return False
     return not readable or any(journal.run in (None, journal.path.parent.name) for journal in readable)
@@ -439,7 +439,7 @@ def _why_not(folder: Path) -> str:
 
 
 def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | None) -> Snapshot:
-    if found.problem or found.begin is None:
+    if found.problem or not found.begin:
         raise RunFolderError(f"{found.path} {found.problem}")
     replay = Replay()
     if series is not None:

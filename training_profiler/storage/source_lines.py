@@ -47,10 +47,7 @@ class Sources(NamedTuple):
 class DigestBook:
     """Takes the digest of each file of a program once, as the run names it.
 
-    Args:
-        folder: in which the program was started.
-        command: its words.
-        began_ns: begin of the run on the wall clock.
+    The program was started in ``folder`` with the words of ``command``, at ``began_ns`` on the wall clock.
     """
 
     def __init__(self, folder: str, command: Sequence[str], began_ns: int) -> None:
@@ -90,11 +87,7 @@ def read_lines(
 ) -> Sources:
     """Return the lines around each place whose file is as it ran, and why other files have none.
 
-    Args:
-        folder: of the run.
-        meta: content of meta.json.
-        places: files as reports name them, and lines.
-        digests: of the files, by their names in reports.
+    Files have their names in reports. ``meta`` is the content of the run's meta.json.
     """
     found = Sources({}, {})
     folder_given, words = meta.get("folder"), list[str]()

@@ -90,8 +90,7 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def _read(journal: JournalFile) -> RankSeries | None:
-    begin = journal.begin or {}
-    reading = _Reading(journal.rank or 0, printable(str(begin.get("host", ""))), journal.wall_ns)
+    reading = _Reading(journal.rank or 0, printable(str(journal.begin.get("host", ""))), journal.wall_ns)
     try:
         for line in lines_of_journal(journal.path):
             reading.replay.add(line)

@@ -59,37 +59,28 @@ def _verdict(runs: ComparedRuns) -> Html:
 
 def _sections(comparison: Comparison) -> Html:
     """Return the table. A row has times of one step, the change for the same samples and its interval, in s."""
-    rows = [
-        (
-            label,
-            each.before_s,
-            each.after_s,
-            each.relative * each.before_s,
-            each.low * each.before_s,
-            each.high * each.before_s,
-            each.is_shown,
-        )
+    rows: list[tuple[str, Any, float, float, float]] = [
+        (label, each, each.relative * each.before_s, each.low * each.before_s, each.high * each.before_s)
         for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
     ]
     names = [row.name for row in comparison.sections]
     rows += [
-        (table_label(row.name, names), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
-        for row in shown_sections(comparison)
+        (table_label(row.name, names), row, row.seconds, row.low_s, row.high_s) for row in shown_sections(comparison)
     ]
     step_s = comparison.typical.before_s
-    least_s, most_s = min(0.0, *(low_s for *_, low_s, _, _ in rows)), max(0.0, *(high_s for *_, high_s, _ in rows))
+    least_s, most_s = min(0.0, *(low_s for *_, low_s, _ in rows)), max(0.0, *(high_s for *_, high_s in rows))
     cells: list[list[object]] = [
         [
             label,
-            Cell(ms_number(before_s), before_s),
-            Cell(ms_number(after_s), after_s),
+            Cell(ms_number(times.before_s), times.before_s),
+            Cell(ms_number(times.after_s), times.after_s),
             Cell(signed_ms(change_s), change_s),
             Cell(f"{change_s / step_s:+.1%}", change_s / step_s),
             f"{low_s * MS_PER_S:+.3g} to {high_s * MS_PER_S:+.3g} ms",
             _interval(change_s, low_s, high_s, least_s, most_s),
-            "yes" if is_shown else "",
+            "yes" if times.is_shown else "",
         ]
-        for label, before_s, after_s, change_s, low_s, high_s, is_shown in rows
+        for label, times, change_s, low_s, high_s in rows
     ]
     return table("Times of a step and of its sections", HEADERS, cells)
 

@@ -108,16 +108,13 @@ def watch_lines(run: WatchedRun, events: Sequence[str], layout: Layout, height: 
         *title_lines(snapshot, run.program, layout),
         *answer_lines(snapshot, run.findings, layout, Origin()),
     ]
+    of_machine = (*machine_lines(snapshot), *exchange_lines(snapshot), *attempt_lines(snapshot))
     for block in (
         share_rows(snapshot, layout),
         [line for text in _ranks(snapshot) for line in layout.wrap(text)],
         rank_lines(snapshot, layout),
         loader_lines(snapshot, layout),
-        [
-            line
-            for text in (*machine_lines(snapshot), *exchange_lines(snapshot), *attempt_lines(snapshot))
-            for line in layout.wrap(text)
-        ],
+        [line for text in of_machine for line in layout.wrap(text)],
     ):
         if block:
             lines += ["", *block]

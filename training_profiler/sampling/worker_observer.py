@@ -320,7 +320,6 @@ def _cpu_ns() -> int:
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
     """Return the resident memory of this process; None without Linux."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
+    return None

@@ -322,10 +322,9 @@ def _order(journal: JournalFile) -> tuple[int, float]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:
+    with suppress(OSError):
         return [folder / name for name in os.listdir(folder)]
-    except OSError:
-        return []
+    return []
 
 
 def inspect_journal(path: Path, shown: str) -> JournalFile:

@@ -292,10 +292,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def read_object(path: Path, most_bytes: int) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if it cannot be read, is too large or is none."""
-    try:
+    with suppress(OSError, ValueError):
         return as_object(read_file(path, most_bytes))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def read_program(folder: Path) -> str | None:

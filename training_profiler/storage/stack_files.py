@@ -35,10 +35,9 @@ def write_request(run_folder: Path, asked_ns: int) -> None:
 
 def read_request(run_folder: Path) -> int | None:
     """Return when stacks were last asked for, by the wall clock; None if they never were."""
-    try:
+    with suppress(OSError, ValueError):
         return msgspec.json.decode(read_file(run_folder / FOLDER / REQUEST, MOST_REQUEST_BYTES), type=_Request).asked_ns
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def write_stacks(run_folder: Path, stacks: RankStacks) -> None:

@@ -31,7 +31,6 @@ from training_profiler.statistics.arrays import Ints
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
-SEEN_IN: Final = 2  # sections: then a line calls a loop, and itself says nothing
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
 SAMPLES_NEEDED: Final = 3  # in a section; fewer may be of a section's edge
 ENOUGH: Final = 30  # samples in a section
@@ -47,7 +46,6 @@ _SAME_WORK: Final = {
     ROLLOUT: FORWARD_PASS,
 }
 Shares = dict[str, float]  # by the name of what a line does
-MAKING_SAMPLES: Final = 30  # a share of one half is then accurate to about 18 points (95 %)
 
 
 def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Location]:
@@ -71,7 +69,7 @@ def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Loca
         for line, count in here.items():
             if count >= SAMPLES_NEEDED:
                 seen.setdefault(line, set()).add(work)
-    return callers | {line for line, works in seen.items() if len(works) >= SEEN_IN and works & OF_A_LOOP}
+    return callers | {line for line, works in seen.items() if len(works) > 1 and works & OF_A_LOOP}
 
 
 @lru_cache(maxsize=1000)
@@ -180,7 +178,7 @@ def making_shares(counts: Mapping[str, Counter[Location | None]]) -> dict[str, f
             if location is not None and location.making in seen:
                 seen[location.making] += count
     total = seen.total()
-    return {phase: count / total for phase, count in seen.items() if count} if total >= MAKING_SAMPLES else {}
+    return {phase: count / total for phase, count in seen.items() if count} if total >= 30 else {}
 
 
 # Samples by section id and line; id 0 stands for no section. Samples of no section within complete steps are counted

@@ -25,7 +25,6 @@ COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, wei
 UTILIZATION: Final = ".utilization"
 LOOP_UTILIZATION: Final = "loop_utilization"  # the same of steps after the first, without capture windows
 READING_NS: Final = NS_PER_S  # longest period that a reading of a device's utilization is the mean of
-LOOP_READINGS_NEEDED: Final = 3
 GPU_LEVELS: Final = tuple(name for name, kind in GpuStats.__annotations__.items() if kind == Level | None)
 GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})
 
@@ -118,7 +117,7 @@ class MachineSums:
         total = self.facts.get(own + "total_bytes")
         energy_s, energy_j, _, _ = self.levels.get(own + COUNTED_POWER, (None, None, 0.0, 0.0))
         levels = {name: self._level(own + name) for name in GPU_LEVELS}
-        if self.levels.get(own + LOOP_UTILIZATION, (0.0,))[0] < LOOP_READINGS_NEEDED:
+        if self.levels.get(own + LOOP_UTILIZATION, (0.0,))[0] < 3:
             levels[LOOP_UTILIZATION] = None
         return GpuStats(
             index,

@@ -40,7 +40,6 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Floats
 from training_profiler.statistics.trend import ChangePoint, change_point
 
-STARTUP_SAMPLES_NEEDED: Final = 10
 MOST_LINES: Final = 3  # of a part
 UNSEEN: Final = "not sampled"
 
@@ -57,7 +56,7 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
     samples = {location: count for (id, location), count in totals.lines.items() if id == BEFORE_STEPS}
     begun_ns = totals.loop_begin_ns
     total_s = ((totals.end_ns if begun_ns is None else begun_ns) - totals.begin_ns) / NS_PER_S
-    if sum(samples.values()) < STARTUP_SAMPLES_NEEDED or total_s <= 0:
+    if sum(samples.values()) < 10 or total_s <= 0:  # fewer may be chance
         return None
     parts: dict[str, Counter[str]] = {}
     for location, count in samples.items():
@@ -79,7 +78,6 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
 
 
 SAMPLES_NEEDED: Final = 10  # of a wait; a share of fewer means little
-MOST_WAITS: Final = 5
 
 
 def unsampled_waits(
@@ -106,7 +104,7 @@ def unsampled_waits(
         for what, lines in seen.items()
         if lines.total() >= SAMPLES_NEEDED
     ]
-    return tuple(sorted(waits, key=lambda wait: (-wait.share, wait.what))[:MOST_WAITS])
+    return tuple(sorted(waits, key=lambda wait: (-wait.share, wait.what))[:5])
 
 
 REUSED: Final = 0.5  # batches a step; with fewer, updates share batches, and how many samples each has is not known

@@ -23,7 +23,6 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.statistics.trend import ChangePoint, Series, change_point, trend
 
-LINES_KEPT: Final = 3  # of a section
 MOSTLY_CALLED: Final = 0.5  # of a line's time
 SamplesBySection = dict[str, Counter[Location | None]]
 
@@ -111,7 +110,7 @@ def _lines(
             for place, line in now.items()
         ]
         changes.sort(key=lambda change: change.before_s - change.after_s)
-        found[name] = tuple(changes[:LINES_KEPT])
+        found[name] = tuple(changes[:3])
     return {name: lines for name, lines in found.items() if lines}
 
 
@@ -149,11 +148,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
-P_VALUE: Final = 0.001
-SIZES_NEEDED: Final = 8
-
-
 class WorkGrowth(NamedTuple):
     """Steps that do more and more."""
 
@@ -181,7 +175,7 @@ def work_growth(points: Sequence[StepPoint], sizes: Series) -> WorkGrowth | None
     if not points or min(calls) <= 0:
         return None
     candidates = {FORWARD_PASSES: calls}
-    if len(sizes.points) >= SIZES_NEEDED:
+    if len(sizes.points) >= 8:
         at = [at / count for count, at, _ in sizes.points]
         # In updates, of which a step may have several.
         scale = min(1.0, points[-1].step / at[-1])
@@ -194,7 +188,7 @@ def work_growth(points: Sequence[StepPoint], sizes: Series) -> WorkGrowth | None
     for unit, work in candidates.items():
         rise = trend([(point.step, amount) for point, amount in zip(points, work, strict=True)])
         cost = trend([(point.step, point.ns / amount) for point, amount in zip(points, work, strict=True)])
-        if rise is not None and rise.rise > GROWS_FROM and rise.p_value <= P_VALUE:
+        if rise is not None and rise.rise > 0.05 and rise.p_value <= 0.001:  # less is the chance of a mean
             by_unit = (cost.rise, cost.p_value) if cost is not None else (0.0, 1.0)
             grown.append(WorkGrowth(unit, rise.rise, *by_unit))
     return max(grown, key=lambda growth: growth.rise, default=None)

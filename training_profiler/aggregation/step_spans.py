@@ -18,13 +18,11 @@ LAST: Final[Why] = "last"
 MOST_SPANS: Final = 400  # of one step: the longest, which take some 6 kB of the journal
 BUDGET: Final = 8_000  # spans of all slow steps together; the others have 2,000 at most
 KEPT: Final = 4_000  # spans of a step that goes on, of each part of them
-NO_THREAD: Final = -1  # in place of a thread's id
 MOST_PARTS: Final = 16  # in which spans of a step that goes on are kept
 AFTER_WARMUP, AT_END = 2, 2  # steps
 MOST_SLOW: Final = 16  # a step is written if it is slower than one of so many that were
 SLOW_RATIO: Final = 1.5  # to the median of the steps before; the page has the shorter ones in its chart of all steps
 COMPARED: Final = 101  # steps that the median is of
-COMPARED_NEEDS: Final = 5
 
 
 class StepBounds(NamedTuple):
@@ -71,7 +69,7 @@ class RecordedStep(NamedTuple):
         threads = dict(self.threads)
         for name, spans in lanes.items():
             ids, begin_ns, end_ns = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-            threads[name] = ThreadSpans(NO_THREAD, ids, begin_ns, end_ns)
+            threads[name] = ThreadSpans(-1, ids, begin_ns, end_ns)  # in place of a thread's id
         return self._replace(threads=threads)
 
 
@@ -197,7 +195,7 @@ class StepSpans:
         self._before.extend(step_ns[-COMPARED:])
         found, self._first = self._first, []
         slowest, self._slowest = self._slowest, None
-        if len(self._before) >= COMPARED_NEEDS:
+        if len(self._before) >= 5:
             self._slow_ns = SLOW_RATIO * median(self._before)
         if slowest is not None and slowest.bounds.number not in self._written and self._is_worth_it(slowest):
             found.append(slowest)

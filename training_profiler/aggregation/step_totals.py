@@ -140,7 +140,6 @@ class CaptureAffectedSteps:
 
 WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (docs/reference/figures.md)
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
-P95_NEEDS: Final = 20  # steps: with fewer, the longest one is the 95th percentile
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
 TREND_POINTS: Final = 1024
 AT_ONCE: Final = 65_536  # steps that are added in one go, which takes some 200 bytes for each
@@ -296,7 +295,7 @@ class StepSums:
         first_ns = [self.first_ns[at] for at in sorted(left_out)]
         if first_ns:
             np.subtract.at(bins, bins_of(np.asarray(first_ns, np.int64)), 1)
-        return quantile_ns(bins, 0.95) if bins.sum() >= P95_NEEDS else None
+        return quantile_ns(bins, 0.95) if bins.sum() >= 20 else None  # the longest step is it, with fewer
 
     @property
     def slowed_count(self) -> int:

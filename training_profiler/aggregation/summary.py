@@ -44,7 +44,6 @@ from training_profiler.model.snapshot import (
 from training_profiler.statistics.trend import trend
 
 Samples = Counter[Location | None]
-ON_STACK: Final = 6  # fields of a location that stacks show: up to its phase
 
 
 class OutsideSamples(NamedTuple):
@@ -95,9 +94,7 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
 
 
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
-MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
-OWN_FROM: Final = 0.25  # of its spans lie in no other section: then it is none of its parts
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
@@ -121,7 +118,7 @@ def section_stats(
             parents[id] = 0
         # A model that computes gradients in its forward pass, such as forces, has a backward pass of its loss as well.
         is_within = (names[id], names.get(around)) == (BACKWARD_PASS, FORWARD_PASS)
-        if is_within and totals.sections.parents.get((0, id), 0) >= OWN_FROM * sums.count[id]:
+        if is_within and totals.sections.parents.get((0, id), 0) >= 0.25 * sums.count[id]:
             parents[id] = 0
     for id in ids:
         stats[names[id]] = SectionStats(
@@ -196,7 +193,7 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
     mean_ns = float(sums.mean_ns[id])
     if count == sums.count[id]:  # total over count, so that a reader can check it
         whole_ns = int(sums.total_ns[id]) / count
-        if whole_ns > MOSTLY_PIECES * high_ns:  # a span is the last piece of an update that computes its own losses
+        if whole_ns > 1.5 * high_ns:  # a span is the last piece of an update that computes its own losses
             return {"avg_s": whole_ns / NS_PER_S}
         mean_ns = whole_ns if whole_ns <= high_ns else mean_ns
     stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
@@ -271,7 +268,7 @@ def divided_ns(
         lines, spent = divided.setdefault(name, {}), spent_on(counts.get(name, Counter()), times.get(name))
         spent = spent or Counter({NOT_SAMPLED: 1})
         for line, part in spent.items():
-            shown = line and Location(*line[:ON_STACK])
+            shown = line and Location(*line[:6])  # up to its phase
             lines[shown] = lines.get(shown, 0.0) + section.self_s * NS_PER_S * part / spent.total()
     return divided
 

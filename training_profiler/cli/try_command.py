@@ -47,8 +47,6 @@ from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TABLE: Final = "training_profiler.trials.treatments"
-LEAST_DOING: Final = 10  # characters of what is under way, in a very narrow terminal
-MOST_SECONDS: Final = 1e9
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +84,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def _seconds(word: str) -> float:
     seconds = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
-    if seconds is None or not 0 < seconds < MOST_SECONDS:
+    if seconds is None or not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
     return seconds
 
@@ -245,7 +243,7 @@ class _Progress:
         filled = round(10 * min(1.0, part))
         bar, left = f"[{'#' * filled}{'.' * (10 - filled)}] ", f", at most {duration_text(left_s)} left"
         room = shutil.get_terminal_size().columns - 1 - len(bar) - len(left)
-        text = f"{bar}{shortened(encodable(one_line(doing), sys.stderr.encoding), max(LEAST_DOING, room))}{left}"
+        text = f"{bar}{shortened(encodable(one_line(doing), sys.stderr.encoding), max(10, room))}{left}"
         sys.stderr.write(f"\r{text:<{self._width}}")
         sys.stderr.flush()
         self._width = len(text)

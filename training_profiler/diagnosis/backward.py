@@ -25,22 +25,9 @@ from training_profiler.model.lines import hottest_places
 from training_profiler.model.program import ANOMALY
 from training_profiler.model.snapshot import BETWEEN, OTHER, LineStats, Snapshot
 
-NEARLY_ALL_UPDATES: Final = 0.9  # of the updates
-# Of a backward pass; measured on the CPU for MLPs, a convolution and a transformer: 4 to 28 %.
-GRAPH_COSTS: Final = 0.1
-A_TRIFLE: Final = 0.1  # of the forward pass
 BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
 MOST_OF_IT: Final = 0.5  # of the time in backward passes
-HOOK_SAMPLES_NEEDED: Final = 10  # of lines in hooks; fewer may be chance
-HOOK_NAMED_FROM: Final = 0.25  # of the time in hooks
-HOOKS_NAMED: Final = 3
-PYTHON_SAMPLES_NEEDED: Final = 20  # of lines in such functions; the error of a part of a half is then about 0.1
 PLACES_NAMED: Final = 2
-MEMORY_LEFT: Final = 0.5  # of all; activations that are kept may take as much again as everything else
-MEMORY_SAMPLES: Final = 5  # of the system monitor
-CHECKPOINT_CALLS: Final = ("checkpoint", "checkpoint_sequential")
-# A layer multiplies once for the gradient of its weight and once for that of its input.
-OF_WEIGHTS: Final = 0.5
 
 
 @RULES.rule(
@@ -94,9 +81,10 @@ def created_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     """
     step, count = snapshot.step, snapshot.program.created_graphs
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
-    if step is None or not backward_s or count < NEARLY_ALL_UPDATES * step.count:
+    if step is None or not backward_s or count < 0.9 * step.count:
         return None
-    cost = cost_of_steps(snapshot, threshold, GRAPH_COSTS * backward_s)
+    # Of a backward pass; measured on the CPU for MLPs, a convolution and a transformer: 4 to 28 %.
+    cost = cost_of_steps(snapshot, threshold, 0.1 * backward_s)
     return cost.finding(
         f"Backward passes record a graph of the gradients (create_graph=True) that nothing uses, in "
         f"{count} of {step.count} steps ({ms_text(backward_s / cost.steps)} per step)",
@@ -119,11 +107,11 @@ def _of_hooks(
     Whether the training needs them is not known: some change gradients or outputs, others only watch them.
     """
     lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
-    if sum(line.samples for line in lines) < HOOK_SAMPLES_NEEDED or snapshot.is_by_device(name):
+    if sum(line.samples for line in lines) < 10 or snapshot.is_by_device(name):  # fewer may be chance
         return None
     whole = sum(line.share for line in lines)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, name, whole))
-    texts = places_text([line for line in lines if line.share >= HOOK_NAMED_FROM * whole][:HOOKS_NAMED], whole)
+    texts = places_text([line for line in lines if line.share >= 0.25 * whole][:3], whole)
     above_all = f", above all in {texts}" if texts else ""
     passes = name.replace("_pass", " passes")
     return cost.finding(
@@ -166,8 +154,8 @@ def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     Operators of torch in them do not count. None where backward passes run on another thread.
     """
     lines = [line for line in snapshot.lines_of_steps(BACKWARD_PASS) if line.phase == CUSTOM_BACKWARD]
-    if not is_on_cpu(snapshot.program) or sum(line.samples for line in lines) < PYTHON_SAMPLES_NEEDED:
-        return None
+    if not is_on_cpu(snapshot.program) or sum(line.samples for line in lines) < 20:
+        return None  # the error of a part of a half is then about 0.1
     python = in_python(lines)
     whole = sum(line.share for line in python)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, whole))
@@ -192,14 +180,14 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     machine = snapshot.machine
     if not is_on_cpu(snapshot.program) or machine is None or machine.ram_share is None:
         return None
-    if machine.samples < MEMORY_SAMPLES or machine.ram_share.max > 1 - MEMORY_LEFT:
-        return None
+    if machine.samples < 5 or machine.ram_share.max > 0.5:
+        return None  # activations that are kept may take as much again as everything else
     of_run = sum(share for phase, share in snapshot.phases.items() if RECOMPUTATION in phase.split(BETWEEN))
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, of_run))
     lines = [
         line
         for line in snapshot.lines_of_steps(FORWARD_PASS)
-        if any(name.rpartition(".")[2] in CHECKPOINT_CALLS for name in line.called)
+        if any(name.rpartition(".")[2] in ("checkpoint", "checkpoint_sequential") for name in line.called)
     ]
     texts = places_text(lines[:PLACES_NAMED], sum(line.share for line in lines))
     return cost.finding(
@@ -223,7 +211,8 @@ def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
     facts, backward_s = snapshot.program.unused_gradients, snapshot.total_of_step_s(BACKWARD_PASS)
     if facts is None or not backward_s:
         return None
-    cost = cost_of_steps(snapshot, threshold, backward_s * (facts.part - (1 - OF_WEIGHTS) * facts.passed_on))
+    # A layer multiplies once for the gradient of its weight and once for that of its input.
+    cost = cost_of_steps(snapshot, threshold, backward_s * (facts.part - 0.5 * facts.passed_on))
     at = f", called at {facts.place}" if facts.place else ""
     fix = "Set requires_grad_(False) on these parameters"
     changes: tuple[Change, ...] = (Change.NO_REQUIRES_GRAD,)
@@ -291,7 +280,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     if faults is not None and snapshot.step is not None and snapshot.step.total_s:
         backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
     other_s = 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
-    forward = "forward pass" if other_s <= A_TRIFLE * forward_s else "forward pass and the time in no section"
+    forward = "forward pass" if other_s <= 0.1 * forward_s else "forward pass and the time in no section"
     forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
     forward_s = (forward_s + other_s) * max(1.0, backwards / forwards if forwards else 1.0)
     ratio = backward_s / forward_s

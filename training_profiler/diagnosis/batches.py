@@ -24,12 +24,6 @@ BATCHES_NEEDED: Final = 10
 STEPS_NEEDED: Final = 5
 MANY_SLICES: Final = 4.0  # a step; fewer may be parts that fit in memory
 MOST_OF_THEM: Final = 0.9  # of the training's batches: from one loader
-FEW_LOADED: Final = 4.0  # samples of a batch
-CALLS_NEEDED: Final = 32
-TRAINING_LARGER: Final = 8.0  # times the samples: those of a forward pass of the training
-NEARLY_ALL_CALLS: Final = 0.9
-AFTER_MOST: Final = 0.8  # of the batches: otherwise it may be one sample that is made, as a text or an image
-EVENLY: Final = 4.0  # times the mean, at most, after one batch
 ALIKE: Final = 1.5  # times the numbers in a row
 CLOSE: Final = 0.25
 AGAIN: Final = 1.5  # calls for each sample: such as one for each token
@@ -165,7 +159,7 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
     saving_s = max(0.0, passes.total_s - passes_s) + whole.self_s * (1 - facts.rows / facts.training_rows)
     times, many, loader = rows / samples, f"{facts.training_rows:.0f}", ""
     again, fix_again = "", ""
-    if samples <= FEW_LOADED * batches:
+    if samples <= 4 * batches:
         saving_s += _saved_loading_s(snapshot, loaders)
         most = max(loaders, key=lambda loader: loader.batches)
         loader = f": batch_size={many} for its DataLoader{f' ({most.made_at})' if most.made_at else ''}"
@@ -188,12 +182,13 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
 
 def _is_one_by_one(facts: RowFacts) -> bool:
     return (
-        facts.calls >= CALLS_NEEDED
+        facts.calls >= 32
         and facts.batches > 0
-        and facts.few >= NEARLY_ALL_CALLS * facts.calls
-        and facts.few_batches >= AFTER_MOST * facts.batches
-        and facts.most * facts.batches <= EVENLY * facts.calls
-        and facts.training_rows >= TRAINING_LARGER * facts.rows
+        and facts.few >= 0.9 * facts.calls
+        and facts.few_batches
+        >= 0.8 * facts.batches  # otherwise it may be one sample that is made, as a text or an image
+        and facts.most * facts.batches <= 4 * facts.calls  # evenly: 4 times the mean, at most, after one batch
+        and facts.training_rows >= 8 * facts.rows
         and facts.elements <= ALIKE * facts.training_elements
     )
 

@@ -13,9 +13,7 @@ TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is so
 MOSTLY: Final = 0.5  # of a line's time: then all of the line is for that
 EACH_FROM: Final = 0.1
 MOST_OF_IT: Final = 0.5
-MOST_ACTIVITIES: Final = 2
 MOST_NAMES: Final = 2
-OFTEN_CALLED: Final = 0.2  # of the time of its activity
 
 
 def named(names: str) -> frozenset[str]:
@@ -173,7 +171,6 @@ ACTIVITIES: Final = (
 
 # A training needs these: functions of torch.nn.functional, and their like in libraries.
 LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div")
-LOSS_SUFFIX: Final = "_loss"  # mse_loss, smooth_l1_loss, ...
 
 
 class Spent(NamedTuple):
@@ -201,14 +198,14 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
         its = Counter({name: its_share for name, its_share in called.items() if activity.matches(name)})
         whole = its.total()
         if share and whole >= EACH_FROM * share:
-            names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= OFTEN_CALLED * whole]
+            names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= 0.2 * whole]
             shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
             with_rest = float(whole)
             for line in lines:
                 of_line = sum(part for name, part in line.called.items() if activity.matches(name) and not line.inside)
                 with_rest += max(0.0, line.share - of_line) if of_line > MOSTLY * line.share else 0.0
             spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
-    spent = sorted(spent, key=lambda each: -each.part)[:MOST_ACTIVITIES]
+    spent = sorted(spent, key=lambda each: -each.part)[:2]
     return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
 
 
@@ -217,7 +214,7 @@ def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
     others = []
     for line in lines:
         plain_names = {name: name.rpartition(".")[2] for name in line.called}
-        losses = {name for name, plain in plain_names.items() if plain in LOSSES or plain.endswith(LOSS_SUFFIX)}
+        losses = {name for name, plain in plain_names.items() if plain in LOSSES or plain.endswith("_loss")}
         called = {name: share for name, share in line.called.items() if name not in losses}
         share = line.share - (sum(line.called.values()) - sum(called.values()))
         if share >= EACH_FROM * line.share:

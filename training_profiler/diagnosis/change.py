@@ -29,21 +29,15 @@ from training_profiler.model.snapshot import (
 )
 
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
-SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance
 CONFIDENCE: Final = 2.0  # standard errors of a number of samples
-CLOCK_FELL: Final = 0.05  # of the clock before
 PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
 COPIED: Final = Fix(
     "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
     "into it; or keep the pieces in a list (.detach()) and put them together once",
     (Change.DETACH, Change.ROOM_FOR_ALL),
 )
-STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers its clock, too
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
-RANKS_RESOLVE: Final = 1 / 8  # of the steps: how exactly a rank knows since when its work takes longer
-PART_OF_STEP: Final = 0.02  # a section with less than that says little
-PARTS_NEEDED: Final = 4
 ALIKE_FROM: Final = 0.5  # of the rise of the whole step
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
@@ -203,9 +197,9 @@ def _alike(change: StepChange) -> str:
     rises = {
         name: after_s / before_s - 1
         for name, (before_s, after_s) in change.sections.items()
-        if name != PROFILER and before_s >= PART_OF_STEP * change.before_s
+        if name != PROFILER and before_s >= 0.02 * change.before_s  # with less it says little
     }
-    if len(rises) < PARTS_NEEDED or min(rises.values()) < least_rise:
+    if len(rises) < 4 or min(rises.values()) < least_rise:
         return ""
     texts = [f"{name_of(name)} by {rise:.0%}" for name, rise in sorted(rises.items(), key=lambda item: -item[1])]
     return (
@@ -219,7 +213,7 @@ def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
     before_s, after_s = change.sections[section]
     for line in change.lines.get(section, ())[:1]:
         rise_s, error_s = line.after_s - line.before_s, CONFIDENCE * line.after_s / line.samples**0.5
-        if line.samples >= SAMPLES_OF_LINE and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
+        if line.samples >= 10 and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
             return line
     return None
 
@@ -242,8 +236,8 @@ def _slower_clock(change: StepChange) -> str:
         if was is None or not (was.clock_mhz and gpu.clock_mhz and was.utilization and gpu.utilization):
             continue
         was_mhz, mhz = was.clock_mhz.mean, gpu.clock_mhz.mean
-        is_busy = gpu.utilization.mean >= STILL_BUSY * was.utilization.mean
-        is_slower = mhz and was_mhz / mhz - 1 >= max(CLOCK_FELL, CARRIES * (change.after_s / change.before_s - 1))
+        is_busy = gpu.utilization.mean >= 0.9 * was.utilization.mean  # a device that waits lowers its clock, too
+        is_slower = mhz and was_mhz / mhz - 1 >= max(0.05, CARRIES * (change.after_s / change.before_s - 1))
         if is_busy and is_slower:
             hot = "" if gpu.temperature_c is None else f", at {gpu.temperature_c.max:.0f} degrees C"
             return f"; since then the clock of GPU {gpu.index} is {mhz:,.0f} MHz, {was_mhz:,.0f} MHz before{hot}"
@@ -254,7 +248,7 @@ def _ranks_text(snapshot: Snapshot, change: StepChange) -> str:
     """Return which ranks work longer than the others since the change; "" where none does, as far as known."""
     if snapshot.ranks is None or snapshot.step is None:
         return ""
-    about = RANKS_RESOLVE * snapshot.step.count
+    about = snapshot.step.count / 8  # how exactly a rank knows since when its work takes longer
     slower = [
         str(rank.who.rank)
         for rank in snapshot.ranks.ranks

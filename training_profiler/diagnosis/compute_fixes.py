@@ -19,13 +19,11 @@ WITH_MOMENTUM_SAVES: Final = 0.4
 # On the CPU foreach=True saves 20 to 35 % of tensors of up to 4,000 numbers; with larger ones it took up to three times
 # as long.
 FOREACH_SAVES: Final = 0.25
-SMALL_TENSORS: Final = 5_000
 OTHERWISE_SAVES: Final = 0.5
 # An own optimizer of one tensor after the other on the CPU, by a fused one of torch: Adam 57 to 89 %, SGD with momentum
 # 34 to 82 %, of 8 to 40 tensors of 1,024 to a million numbers. torch._foreach functions save as much of small tensors,
 # and nothing of 65,000 numbers each.
 OWN_SAVES: Final = 0.7
-ALL_AT_ONCE_SAVES: Final = 0.9  # on CUDA beside foreach=False, which launches several kernels for each tensor
 MOST_OF_IT: Final = 0.5
 COMPUTING_TRIALS: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
 IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
@@ -118,7 +116,7 @@ def optimizer_saves(snapshot: Snapshot) -> float:
         return OTHERWISE_SAVES
     if facts.devices != ("cpu",):
         is_one_by_one = facts.foreach is False and facts.tensors >= FEW_TENSORS and can_fuse(facts)
-        return ALL_AT_ONCE_SAVES if is_one_by_one else OTHERWISE_SAVES
+        return 0.9 if is_one_by_one else OTHERWISE_SAVES  # foreach=False launches several kernels a tensor
     if can_fuse(facts):
         saves = FUSED_SAVES.get(facts.name, OTHERWISE_SAVES)
         return WITH_MOMENTUM_SAVES if facts.name == "SGD" and facts.has_momentum else saves
@@ -135,7 +133,7 @@ def _is_own(facts: OptimizerFacts) -> bool:
 
 
 def _has_small_tensors(facts: OptimizerFacts) -> bool:
-    return facts.numbers <= SMALL_TENSORS * facts.tensors
+    return facts.numbers <= 5_000 * facts.tensors
 
 
 def _can_use_foreach(facts: OptimizerFacts) -> bool:

@@ -13,24 +13,13 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
 
-OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor
 WAITS_FROM: Final = 0.15  # of step time: then more rows a batch are as much more to wait for
-FULL_FROM: Final = 0.95  # of the time in which a device runs a kernel
-RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a training needs
-JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
-GROWTH_NEEDS: Final = 10  # points
-GROWTH_P_VALUE: Final = 0.001
-GRAPHS_NEEDED: Final = 10
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
 SHORT_S: Final = 60.0
-SHORT_AT_LEAST: Final = 64 * 2**20
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
-IN_SOME_STEPS: Final = 1.25  # of the latter: where more is waited, it is in each step, as far as samples show
 IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
-CPU_BOTTLENECK: Final = 0.70
-SERIOUS: Final = 0.50
 MOST_OF_IT: Final = 0.5  # of the idle time
 LESS_MEMORY: Final = Fix(
     "Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; map "
@@ -78,7 +67,7 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     if fullest_gpu is None or fullest_gpu[1] <= threshold:
         return None
     gpu, share = fullest_gpu
-    risk = "; above 98% a larger batch runs out of memory" if share > OUT_OF_MEMORY_RISK else ""
+    risk = "; above 98% a larger batch runs out of memory" if share > 0.98 else ""
     return found(
         f"Peak memory of GPU {gpu.index} is {share:.1%} of {bytes_text(gpu.total_bytes or 0)}{risk}",
         {
@@ -103,7 +92,7 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     gpu, share = fullest_gpu
     busy, waits = gpu.loop_utilization, snapshot.share_of_step(DATA_LOADING) or 0.0
-    if share >= threshold or waits >= WAITS_FROM or (busy is not None and busy.mean > FULL_FROM):
+    if share >= threshold or waits >= WAITS_FROM or (busy is not None and busy.mean > 0.95):
         return None
     return found(
         f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
@@ -129,8 +118,8 @@ def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     counts = [(gpu.alloc_retries.max, gpu.index) for gpu in machine.gpus if gpu.alloc_retries is not None]
     retries, index = max(counts, default=(0.0, 0))
-    if retries < RETRIES_NEEDED or retries / snapshot.steps <= threshold:
-        return None
+    if retries < 3 or retries / snapshot.steps <= threshold:
+        return None  # one or two are part of finding how much memory a training needs
     return found(
         f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
         "allocator waited for the device, freed all that it had cached, and allocated again",
@@ -187,7 +176,7 @@ def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     for change in snapshot.memory_changes:
         rise = change.after_bytes - change.before_bytes
-        if rise < GROWTH_AT_LEAST or rise <= (threshold if change.grows else JUMPS) * change.before_bytes:
+        if rise < GROWTH_AT_LEAST or rise <= (threshold if change.grows else 0.25) * change.before_bytes:
             continue
         what = "Memory of this process" if change.device is None else f"Memory allocated on GPU {change.device}"
         how = "grows since" if change.grows else "rose at"
@@ -212,9 +201,9 @@ def _growing(
     growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float
 ) -> Finding | None:
     """Return the finding about memory that grows, of which so much is free; 0 if that is unknown."""
-    if growth is None or level is None or growth.points < GROWTH_NEEDS or growth.p_value > GROWTH_P_VALUE:
+    if growth is None or level is None or growth.points < 10 or growth.p_value > 0.001:
         return None
-    least = SHORT_AT_LEAST if growth.seconds < SHORT_S else GROWTH_AT_LEAST
+    least = 64 * 2**20 if growth.seconds < SHORT_S else GROWTH_AT_LEAST
     if growth.bytes < least or growth.bytes <= threshold * level.mean:
         return None
     bytes_per_s = growth.bytes / growth.seconds if growth.seconds else 0.0
@@ -242,7 +231,7 @@ def _growing(
 def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a program that keeps the graphs of earlier losses or outputs; None where fewer than 10 were followed."""
     facts = snapshot.program.graphs
-    if facts is None or facts.steps < GRAPHS_NEEDED or facts.kept < threshold * facts.steps:
+    if facts is None or facts.steps < 10 or facts.kept < threshold * facts.steps:
         return None
     where = f"; their backward passes begin at {facts.backward}" if facts.backward else ""
     where = f": {facts.place}" if facts.place else where
@@ -296,7 +285,7 @@ def host_runs_ahead(snapshot: Snapshot) -> bool:
     if step is None or trains_on_cpu(snapshot):
         return False
     waits_s, beyond_s = waited_s(snapshot, varies_most(step)[0]), (step.avg_s - step.median_s) * step.settled_count
-    return MOSTLY * beyond_s <= waits_s <= IN_SOME_STEPS * beyond_s and waits_s > 0
+    return MOSTLY * beyond_s <= waits_s <= 1.25 * beyond_s and waits_s > 0
 
 
 def varies_most(step: StepStats) -> tuple[str, float]:
@@ -373,8 +362,8 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     idle = (1 - utilization) - utilization * between_s / step.total_s
     if min(1 - utilization, idle) <= 1 - threshold:
         return None
-    verdict = "the CPU probably cannot keep up" if utilization < CPU_BOTTLENECK else "could be higher"
-    verdict = "serious" if utilization < SERIOUS else verdict
+    verdict = "the CPU probably cannot keep up" if utilization < 0.7 else "could be higher"
+    verdict = "serious" if utilization < 0.5 else verdict
     return found(
         f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
         {"gpu": index, "utilization": utilization, "threshold": threshold},

@@ -21,17 +21,10 @@ from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
 # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
 BETWEEN_OPERATORS_S: Final = 40e-6
-PART_OF_FORWARD: Final = 0.3
 MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
-FROZEN_BATCHES_NEEDED: Final = 8  # that were looked at
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
 GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of later epochs take at least
-REPEATED_STEPS_NEEDED: Final = 10
-EACH_STEP: Final = 0.9  # steps with such a call
-AT_TIMES: Final = 3  # steps with such a call; fewer may be chance
-GRAPH_STEPS_NEEDED: Final = 10
-CALLS_A_STEP: Final = 0.25  # fewer may be chance, or a log entry now and then
 
 
 @RULES.rule(
@@ -54,7 +47,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     seconds, part = outside
     cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
-    if part < PART_OF_FORWARD:
+    if part < 0.3:
         return None
     if program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
@@ -139,7 +132,7 @@ def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     epochs = max(len(snapshot.epochs), snapshot.program.epochs)
     if step is None or facts is None:
         return None
-    if facts.batches < FROZEN_BATCHES_NEEDED or epochs < 2 or not _goes_on(snapshot.epochs, facts.seconds):
+    if facts.batches < 8 or epochs < 2 or not _goes_on(snapshot.epochs, facts.seconds):
         return None
     frozen_s = min(step.settled_s, facts.part * sum(snapshot.total_of_step_s(name) or 0.0 for name in FROZEN_PASSES))
     # In the first epoch, the features have to be computed.
@@ -187,9 +180,9 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     Two passes with dropout and with gradients may be wanted, so they have no saving.
     """
     step, facts = snapshot.step, snapshot.program.repeats
-    if step is None or facts is None or facts.steps < REPEATED_STEPS_NEEDED:
+    if step is None or facts is None or facts.steps < 10:
         return None
-    is_each_step = facts.steps_with >= EACH_STEP * facts.steps
+    is_each_step = facts.steps_with >= 0.9 * facts.steps
     forward, repeated_s = snapshot.sections.get(FORWARD_PASS), facts.seconds / facts.steps * step.settled_count
     if snapshot.is_by_device(FORWARD_PASS) and forward is not None and step.count:
         # As much of the device's time as of the forward passes.
@@ -198,7 +191,7 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     else:
         repeated_s = min(step.settled_s, repeated_s)
     cost = cost_of_steps(snapshot, threshold, repeated_s)
-    if not is_each_step and facts.steps_with < AT_TIMES:
+    if not is_each_step and facts.steps_with < 3:  # fewer may be chance
         return None
     is_metric, is_random = facts.without_grad > MOSTLY * facts.calls, facts.random > MOSTLY * facts.calls
     where = f" at {facts.place}" if facts.place else ""
@@ -244,8 +237,8 @@ def unused_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     bottleneck records while it computes. Validation has a rule of its own.
     """
     step, facts = snapshot.step, snapshot.program.unused_graphs
-    if step is None or facts is None or facts.steps < GRAPH_STEPS_NEEDED or facts.calls < CALLS_A_STEP * facts.steps:
-        return None
+    if step is None or facts is None or facts.steps < 10 or facts.calls < 0.25 * facts.steps:
+        return None  # fewer may be chance, or a log entry now and then
     if snapshot.with_grad_count or snapshot.is_by_device(FORWARD_PASS):
         return None
     spent_s = min(step.settled_s, facts.part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))

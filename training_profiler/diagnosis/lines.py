@@ -17,12 +17,9 @@ from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
-GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
-MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
-TRANSFORMERS: Final = "transformers/"  # files of Hugging Face's trainer
 # Few samples do not show whose loop it is.
 OWN_SECTIONS: Final = Fix(
     'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
@@ -51,7 +48,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     waiting = [
         line
         for name, section_lines in snapshot.lines.items()
-        if name == OTHER or (name not in MAKES_BATCHES and snapshot.sections[name].step_total_s > 0)
+        if name == OTHER or (name not in (DATA_LOADING, FIRST_FETCH) and snapshot.sections[name].step_total_s > 0)
         for line in section_lines
         if line.waiting_share > 0
     ]
@@ -93,7 +90,7 @@ def _reading_fix(line: LineStats) -> Fix:
     if not line.inside:
         return Fix("Keep the tensor (.detach()) and read it every n-th step", (Change.LESS_OFTEN, Change.DETACH))
     text = "Let the library that reads numbers there log every n-th step"
-    if not line.inside.startswith(TRANSFORMERS):
+    if not line.inside.startswith("transformers/"):  # the trainer of Hugging Face
         return Fix(text, (Change.LESS_OUTPUT,))
     return Fix(
         f"{text}, and pass logging_nan_inf_filter=False to TrainingArguments, else it asks of each loss if it is "
@@ -191,9 +188,7 @@ def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
         return finding
     if row_of(finding).is_of_workers and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
-    texts = [
-        f"{place.place} {place.what} ({of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
-    ]
+    texts = [f"{place.place} {place.what} ({of_it(place, whole)})" for place in places if place.share >= 0.25 * whole]
     if not texts:
         return finding
     evidence = {**finding.evidence, "lines": ", ".join(texts)}

@@ -15,11 +15,7 @@ from training_profiler.model.snapshot import OTHER, LoaderStats, Snapshot
 PASSES_NEEDED: Final = 10
 NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass
 BATCHES_NEEDED: Final = 8  # of a loader before its mean is compared: the first batches fill queues
-SLOW_SHARE: Final = 0.01  # of the run, spent waiting for the loader
-BEGINS_A_PASS: Final = ("iter", "next")  # calls that make an iterator, and drop the one before
 OUTSIDE_FETCHES_S: Final = "outside_fetches_s"  # of the evidence
-CHANCE: Final = 3.0  # standard deviations of a random mix; exceeded by chance in 0.3 % of runs
-SAMPLER_SAMPLES_NEEDED: Final = 10  # of lines in a sampler; fewer may be chance
 _FETCHING: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)  # sections in which a loader asks its sampler
 
 
@@ -44,7 +40,7 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     others_s = sum(data_s * loader.batches for data_s, loader in others) / sum(loader.batches for _, loader in others)
     waited_s = slow_s * slow.batches
     potential_saving_s = waited_s - others_s * slow.batches
-    if slow_s <= threshold * others_s or waited_s <= SLOW_SHARE * snapshot.wall_s or potential_saving_s < MIN_SAVING_S:
+    if slow_s <= threshold * others_s or waited_s <= 0.01 * snapshot.wall_s or potential_saving_s < MIN_SAVING_S:
         return None
     of = others[0][1].name if len(others) == 1 else "the others"
     part = waited_s / sum(data_s * loader.batches for data_s, loader in known)
@@ -117,7 +113,7 @@ def _outside_fetches_s(snapshot: Snapshot) -> float:
         for line in snapshot.lines_of_steps(OTHER)
         if line.place in places
         for name, part in line.called.items()
-        if name in BEGINS_A_PASS
+        if name in ("iter", "next")  # they make an iterator, and drop the one before
     )
     return 0.0 if other is None or not other.share else min(1.0, share / other.share) * other.settled_total_s
 
@@ -155,7 +151,7 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
         if share is None or asked is None:
             continue
         by_chance = (asked * (1 - asked) / batches) ** 0.5
-        if abs(share - asked) > max(threshold, CHANCE * by_chance):
+        if abs(share - asked) > max(threshold, 3 * by_chance):  # exceeded by chance in 0.3 % of runs
             off.append(f"{loader.name} {share:.1%} instead of {asked:.1%}")
             evidence |= {loader.name: share, f"{loader.name} asked": asked}
     if not off:
@@ -187,7 +183,7 @@ def sampler_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if loader_restarted(snapshot, snapshot.thresholds) is not None:  # the cause
         return None
-    if sum(line.samples for line in lines) < SAMPLER_SAMPLES_NEEDED:
+    if sum(line.samples for line in lines) < 10:  # fewer may be chance
         return None
     spent_s = sum(line.share for line in lines) * snapshot.wall_s
     share = min(1.0, spent_s / step.total_s)

@@ -28,10 +28,8 @@ from training_profiler.model.snapshot import OTHER, Level, MachineStats, Snapsho
 
 MACHINE_BUSY: Final = "machine-busy"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
-THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
 NEARLY_ALL: Final = 0.9  # of the run
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
-MANY_THREADS: Final = 1.5  # times the CPUs
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
@@ -48,16 +46,12 @@ _FIXES: Final = {
     HYPERVISOR: Fix("Use a machine with dedicated CPUs: all times contain the waiting", (Change.OTHER_MACHINE,)),
     MEMORY: Fix("Free memory on this machine: programs that wait for memory pages make no progress"),
 }
-LINE_SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
 ONE_THREAD: Final = (
     "only one thread runs Python code at a time. Without the profiler's faster hand-over of the lock, each wait may "
     "take up to 5 ms"
 )
 QUEUE: Final = "multiprocessing/queues.py:"  # where the thread of a queue runs that sends what is put into it
 SAID_FROM: Final = 0.1  # of the wait: the part for a CPU
-LONG_OPERATOR_S: Final = 100e-6  # on average: torch divides shorter ones among threads with little gain, or not at all
-UNLIKE: Final = 2.0  # x the counted step's operators: where all steps take longer on average, they are others
-PARALLEL: Final = 0.8  # of what twice the threads could save at best; products of matrices reach 0.9
 # torch's own choice is one thread for each core, and a core has at most two CPUs here: with three, one was asked for.
 CHOSEN_FROM: Final = 3
 
@@ -96,7 +90,7 @@ def cpu_loss(machine: MachineStats | None) -> CpuLoss:
     waited, stolen, stalled = _mean(machine.cpu_wait), _mean(machine.cpu_steal), _mean(machine.memory_stall)
     # A CPU that is taken away counts as busy. The training loses that part of the time in which it would have run.
     hypervisor = stolen * min(1.0, _mean(machine.cpu_process))
-    if _mean(machine.cpu_throttled) >= THROTTLED_FROM:
+    if _mean(machine.cpu_throttled) >= 0.05:  # then waiting is mostly the quota's doing
         return CpuLoss(quota=waited, hypervisor=hypervisor, memory=stalled)
     part = _part_of_others(machine)
     return CpuLoss(others=part * waited, own=(1 - part) * waited, hypervisor=hypervisor, memory=stalled)
@@ -180,7 +174,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     if machine is None or machine.cores is None or loss.own <= threshold or lost_s < MIN_SAVING_S:
         return None
     is_alone = machine.local_ranks == 1 and not any(loader.num_workers for loader in snapshot.loaders)
-    if is_alone and snapshot.program.threads > MANY_THREADS * machine.cores:
+    if is_alone and snapshot.program.threads > 1.5 * machine.cores:
         return _too_many_threads(snapshot, machine.cores, loss, threshold)
     each = f", in each of the {machine.local_ranks} processes" if machine.local_ranks > 1 else ""
     return found(
@@ -289,7 +283,7 @@ def lock_wait(snapshot: Snapshot) -> LockWait | None:
                 samples += line.samples if line.held_by else 0
                 for place, share in line.held_by.items():
                     seconds[place] = seconds.get(place, 0.0) + share * snapshot.wall_s
-    if samples < LINE_SAMPLES_NEEDED:
+    if samples < 10:  # fewer may be chance
         return None
     makes_batches = bool(snapshot.loaders) and all(loader.num_workers == 0 for loader in snapshot.loaders)
     waiting = (SYNCHRONIZATION,) if makes_batches else (SYNCHRONIZATION, *INPUT_SECTIONS)
@@ -375,11 +369,11 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     # well, such as an agent's whole episode.
     computing_s, program = snapshot.computing_s(), snapshot.program
     counted_s = program.long_forward.all_s + program.long_backward.all_s
-    if not step.settled_s or not program.operators or counted_s < program.operators * LONG_OPERATOR_S:
-        return None
-    if computing_s / step.settled_count > UNLIKE * counted_s:
-        return None
-    cost = cost_of_steps(snapshot, threshold, PARALLEL * (1 - threads / wanted) * computing_s)
+    if not step.settled_s or not program.operators or counted_s < program.operators * 100e-6:
+        return None  # torch divides shorter ones among threads with little gain, or not at all
+    if computing_s / step.settled_count > 2 * counted_s:
+        return None  # where all steps take longer on average, they have other operators
+    cost = cost_of_steps(snapshot, threshold, 0.8 * (1 - threads / wanted) * computing_s)  # products reach 0.9
     where = f" (set at {places})" if places else ""
     return cost.finding(
         f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "

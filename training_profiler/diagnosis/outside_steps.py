@@ -12,17 +12,12 @@ from training_profiler.diagnosis.registry import RULES, cost_of_run, found, has_
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 
-SHORT_STARTUP_S: Final = 10.0  # a trial of a few steps has it, too
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 PREPARED: Final = (DATA_SET, MODEL, REST)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 SHORT_S: Final = 10.0
-NOTICED: Final = 0.15  # share of the run, of time in no section
-SHORT_REST_S: Final = 3.0
-SAVED_OF_REST: Final = 0.5  # as of other lines that are in no section
 SAMPLES_NEEDED: Final = 30  # of the lines
 PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
-NAMED_FROM: Final = 0.01  # of the run
 MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those of that time
 
 
@@ -45,7 +40,7 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     prepared = [(sum(each[1] for each in part.lines), part) for part in startup.parts if part.name in PREPARED]
     seconds, part = max(prepared, key=lambda each: each[0], default=(0.0, None))
     cost = cost_of_run(snapshot, threshold, seconds)
-    if part is None or seconds <= SHORT_STARTUP_S:
+    if part is None or seconds <= 10:  # a trial of a few steps has it, too
         return None
     lines = ", ".join(line for line, _ in part.lines)
     return cost.finding(
@@ -88,7 +83,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     is_most = share > threshold and rest_s + passes_s > SHORT_S
     if not is_most:
         passes, passes_s, share = {}, 0.0, rest_s / snapshot.wall_s
-        if share <= NOTICED or rest_s <= SHORT_REST_S:
+        if share <= 0.15 or rest_s <= 3:
             return None
     for name, seconds in passes.items():
         if seconds >= MOSTLY * snapshot.sections[name].self_s:
@@ -104,13 +99,13 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
         "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
         'profile_section("...") to measure them separately',
-        saving_s=(rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),
+        saving_s=(rest_s + passes_s) * (1.0 if is_most else 0.5),  # as of other lines that are in no section
     )
 
 
 def _of(passes_s: float, rest_s: float, wall_s: float) -> str:
     parts = {"in forward passes": passes_s, "in no section": rest_s}
-    seen = {what: seconds / wall_s for what, seconds in parts.items() if seconds >= NAMED_FROM * wall_s}
+    seen = {what: seconds / wall_s for what, seconds in parts.items() if seconds >= 0.01 * wall_s}
     if len(seen) == 1:
         return f", {next(iter(seen))}"
     return ": " + ", ".join(f"{share:.1%} {what}" for what, share in seen.items())

@@ -14,7 +14,6 @@ from training_profiler.model.machine import ASKED, FULL, YOUNG, Pause
 from training_profiler.model.snapshot import OTHER, Snapshot
 
 GARBAGE_COLLECTION: Final = "garbage collection"  # as the cause of uneven steps, where others have a section
-STEPS_WITH: Final = 3  # single steps with a collection may be chance
 OFTEN: Final = 0.9  # of the steps: then a collection is part of each step
 FREEZE: Final = Fix(
     "Call gc.collect() and gc.freeze() once after the first steps: later collections leave out all objects made until "
@@ -31,7 +30,6 @@ _FEWER: Final = Fix(
     "often: gc.set_threshold(50_000, 20, 20)",
     (Change.FEWER_COLLECTIONS,),
 )
-NEW_MEMORY: Final = "page faults"  # as a cause
 # Of the cost of a page of new memory, the least that a fault costs: that cost includes giving the page back, a quarter
 # of it, and the kernel need not clear a page of a file.
 LEAST_COST: Final = 0.5
@@ -39,11 +37,8 @@ TICK_S: Final = 0.01  # in which Linux samples whether a thread is in the kernel
 MOST_OF_THEM: Final = 0.7
 LINE_SAMPLES: Final = 40
 CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
-FAULTS_OF_COPIES: Final = 0.5  # of the time of a copy, which fills new memory
 LOCK: Final = "Python's lock"
 DISK: Final = "disk"
-_SYNCS: Final = ("fsync", "fdatasync")  # calls that wait until a disk has what was written
-SYNCS_NEEDED: Final = 10  # samples; fewer may be chance
 
 
 @RULES.rule(
@@ -68,7 +63,7 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     kind = max(kinds, key=lambda kind: kinds[kind][0].step_total_s)
     stats, fix = kinds[kind]
-    if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < STEPS_WITH:
+    if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < 3:  # single steps may be chance
         return None
     part = stats.step_total_s / garbage.step_total_s
     place = ""
@@ -122,7 +117,7 @@ def page_fault_time(snapshot: Snapshot) -> Pause | None:
     most = min(1.0, kernel + CONFIDENCE * (kernel * TICK_S / loop_s) ** 0.5)
     likely = min(most, machine.page_faults.mean * machine.page_cost_s)
     least_s = max(0.0, LEAST_COST * likely * loop_s - (loop_s - step.total_s))
-    return Pause(NEW_MEMORY, likely * step.total_s, least_s, min(most * loop_s, step.total_s))
+    return Pause("page faults", likely * step.total_s, least_s, min(most * loop_s, step.total_s))  # as a cause
 
 
 def _without_copies(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding | None:
@@ -130,7 +125,7 @@ def _without_copies(finding: Finding, findings: Sequence[Finding], _: Snapshot) 
     copying_s = sum(float(each.evidence.get(COPYING_S, 0.0)) for each in findings)
     if not copying_s:
         return finding
-    left_s = finding.potential_saving_s - FAULTS_OF_COPIES * copying_s
+    left_s = finding.potential_saving_s - 0.5 * copying_s  # a copy fills new memory
     if left_s < max(MIN_SAVING_S, SAYS_MORE_FROM * finding.potential_saving_s):
         return None
     return replace(finding, potential_saving_s=left_s)
@@ -251,10 +246,10 @@ def _disk(snapshot: Snapshot, steps_s: float, running: float) -> Pause:
         if (part := in_steps[name]) > 0
         for line in lines
         for function, share in line.called.items()
-        if share and function.rpartition(".")[2] in _SYNCS
+        if share and function.rpartition(".")[2] in ("fsync", "fdatasync")  # they wait for a disk
     ]
     synced_s, samples = (sum(column) for column in zip(*lines, strict=True)) if lines else (0.0, 0.0)
-    if samples < SYNCS_NEEDED or synced_s <= counted.seconds:
+    if samples < 10 or synced_s <= counted.seconds:  # fewer may be chance
         return counted
     error_s = CONFIDENCE * synced_s / samples**0.5
     return Pause(DISK, min(synced_s, steps_s), max(0.0, synced_s * running - error_s), min(synced_s + error_s, steps_s))

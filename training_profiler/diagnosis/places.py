@@ -19,13 +19,8 @@ OTHER_LIBRARIES: Final = named(
     "random np numpy re json itertools copy bisect heapq collections string nx networkx sp scipy sklearn pd pandas cv2 "
     "Image PIL nltk tokenizer"
 )
-ARRAYS: Final = ("np", "numpy", "scipy", "sp")
-RANDOM: Final = "random"  # np.random takes no arrays: what is between its calls may be torch's
 OF_EITHER: Final = ("numpy", "from_numpy", "detach", "cpu")  # between tensors and arrays
-MOSTLY_ARRAYS: Final = 0.8  # of the time in calls of a function
-LEAST_OF_ARRAYS: Final = 3  # samples of its calls; fewer may be chance
 LOOPS: Final = 0.15  # of a function's time between calls, at the turns of its loops
-GOOD_PART: Final = 0.2
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 
 
@@ -76,7 +71,7 @@ def in_python(lines: Sequence[LineStats]) -> list[LineStats]:
 
 def _takes_arrays(name: str) -> bool:
     library, *path = name.split(".")
-    return library in ARRAYS and RANDOM not in path
+    return library in ("np", "numpy", "scipy", "sp") and "random" not in path  # np.random takes no arrays
 
 
 def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
@@ -93,7 +88,7 @@ def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
     return {
         function
         for function, share in arrays.items()
-        if share >= MOSTLY_ARRAYS * (share + others[function]) and samples[function] >= LEAST_OF_ARRAYS
+        if share >= 0.8 * (share + others[function]) and samples[function] >= 3  # fewer may be chance
     }
 
 
@@ -120,7 +115,7 @@ def place_of_most(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, s
     """Return the place with most of these lines' time, as evidence; empty where they have little time."""
     section = snapshot.sections.get(FORWARD_PASS)
     samples = sum(line.samples for line in snapshot.lines_of_steps(FORWARD_PASS))
-    if section is None or samples < SAMPLES_NEEDED or sum(line.share for line in lines) < GOOD_PART * section.share:
+    if section is None or samples < SAMPLES_NEEDED or sum(line.share for line in lines) < 0.2 * section.share:
         return {}
     places = [f"{place.place} {place.what}" for place in hottest_places(sorted(lines, key=lambda line: -line.share))]
     return {"lines": places[0]} if places else {}

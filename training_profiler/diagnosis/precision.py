@@ -12,11 +12,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_st
 from training_profiler.model.snapshot import Snapshot
 
 SLOWER: Final = 2.0  # times float32; less may be other work of the machine
-USUAL_PART: Final = 0.25  # of the speed of matrix products: what small layers reach in float32
-SINGLE: Final = ("float32", "tf32")
-BFLOAT16: Final = "bfloat16"
 FASTER: Final = 2.0  # the peak in bfloat16 over that of what the model computes in
-TENSOR_CORES: Final = ("tf32", *HALF)
 MAKER: Final = "nvidia"  # cuDNN computes in NHWC; of other libraries nothing was measured
 DENSE: Final = 0.03  # of the device's peak: a model below it hardly computes convolutions on tensor cores
 SAVES: Final = 0.3  # of the passes: 29 % of a ResNet-50 in tf32 and 46 % of it with autocast, on an H200
@@ -65,7 +61,7 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     computing_s = snapshot.computing_s()
     flops = (rates.flops_per_step or 0.0) * step.settled_count
-    after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (USUAL_PART * cpu.float32_gflops * 1e9))
+    after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (0.25 * cpu.float32_gflops * 1e9))
     cost = cost_of_steps(snapshot, threshold, computing_s - after_s)
     change = "without torch.autocast" if snapshot.program.autocast else "model.float(), and its data"
     return cost.finding(
@@ -94,8 +90,8 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     if rates is None or step is None or rates.mfu is None or rates.tflops is None or not has_enough_steps(snapshot):
         return None
     busy = busy_part(snapshot)
-    peaks = peak_of(rates.device, rates.dtype), peak_of(rates.device, BFLOAT16)
-    if busy is None or snapshot.program.autocast or rates.dtype not in SINGLE:
+    peaks = peak_of(rates.device, rates.dtype), peak_of(rates.device, "bfloat16")
+    if busy is None or snapshot.program.autocast or rates.dtype not in ("float32", "tf32"):
         return None
     if peaks[0] is None or peaks[1] is None or peaks[1][0] < FASTER * peaks[0][0]:
         return None
@@ -140,7 +136,7 @@ def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if facts.channels_first < FEW or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
         return None
-    if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in TENSOR_CORES:
+    if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in ("tf32", *HALF):
         return None
     if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE:
         return None

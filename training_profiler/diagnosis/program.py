@@ -13,12 +13,9 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
 from training_profiler.model.snapshot import OTHER, Snapshot
 
-FEW_ROWS: Final = 0.2  # of a table; sparse updates of more would not be faster
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
 BETWEEN: Final = 0.5  # of the kept graphs; fewer are those of each step's last backward pass
-RECOMPILED_OFTEN: Final = 2
-TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model computes depends on what ran beside it
 ADDED_LOSSES: Final = Fix(
     "Add the losses and call backward() once: the gradients are the same but for rounding; keep several only where "
     "each loss needs gradients of its own",
@@ -29,18 +26,12 @@ SEPARATE_UPDATES: Final = Fix(
     "update of its own, and the generator's output need not keep its graph in the discriminator's loss",
     (Change.DETACH,),
 )
-LEAST_OPERATIONS: Final = 8  # operations a step; of fewer tensors a loop is short
-MOST_TENSORS: Final = 0.5  # of the optimizer's: with fewer it may be a layer
 CELL: Final = "Cell"
-SMALL_WORK: Final = 100_000  # products of a step in one gate; with fewer, starting operators takes most of the time
-# A layer with a weight and a bias takes about 3 operators forward and 9 backward.
-OPERATORS_A_TENSOR: Final = 6
 IN_FORWARD: Final = 0.25  # of these
 OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
 SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
 START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its share of the backward pass
-MOST_OF_FORWARD: Final = 0.5
 
 
 @RULES.rule(
@@ -56,7 +47,7 @@ def dense_embedding(snapshot: Snapshot, threshold: float) -> Finding | None:
     Dense gradients are made, and cleared, as well; that time is not known and not claimed.
     """
     table, optimizer_s = snapshot.program.embedding, snapshot.total_of_step_s(OPTIMIZER_STEP)
-    if table is None or not optimizer_s or table.used > FEW_ROWS:
+    if table is None or not optimizer_s or table.used > 0.2:  # sparse updates of more would not be faster
         return None
     cost = cost_of_steps(snapshot, threshold, (1 - table.used) * table.part * optimizer_s)
     return cost.finding(
@@ -110,7 +101,7 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
 def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag torch.compile that compiled the same code again and again, for over 3 % of the run."""
     compiled = snapshot.program.compiled
-    if compiled is None or compiled.recompiled < RECOMPILED_OFTEN:
+    if compiled is None or compiled.recompiled < 2:
         return None
     cost = cost_of_run(snapshot, threshold, compiled.recompiled_s)
     where = f", mostly at {compiled.place}" if compiled.place else ""
@@ -133,7 +124,7 @@ def compute_share(snapshot: Snapshot) -> float | None:
     It is unknown on a busy machine: the CPU's speed was measured in a few milliseconds, which may have been quiet ones.
     """
     rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
-    if cpu_loss(snapshot.machine).all > TOO_BUSY:
+    if cpu_loss(snapshot.machine).all > 0.1:  # then how fast a model computes depends on what ran beside it
         return None
     if rates is None or rates.flops_per_step is None or cpu is None or step is None or cpu.dtype != rates.dtype:
         return None
@@ -171,8 +162,8 @@ def parameter_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     outside, optimizer = snapshot.program.outside, snapshot.program.optimizer
     if optimizer is None or not outside.all_s or not snapshot.total_of_step_s(FORWARD_PASS):
         return None
-    if outside.of_parameters < max(LEAST_OPERATIONS, MOST_TENSORS * optimizer.tensors):
-        return None
+    if outside.of_parameters < max(8, 0.5 * optimizer.tensors):
+        return None  # of fewer tensors a loop is short, and may be a layer
     if snapshot.is_by_device(BACKWARD_PASS):
         return None
     backward_s = outside.seconds / outside.all_s * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
@@ -209,7 +200,7 @@ def saved_by_whole_sequences(facts: RecurrentFacts | None) -> float:
     """Return the part of forward and backward passes that one call of a recurrent layer for all steps saves."""
     if facts is None or not facts.is_known:
         return 0.0
-    is_much = facts.work >= SMALL_WORK
+    is_much = facts.work >= 100_000  # with fewer products in a gate, starting operators takes most of the time
     taken, around = WHOLE_SEQUENCE_TAKES.get(facts.kind, (1.0, 1.0))[is_much], AROUND_TAKES[is_much]
     return facts.part * (1 - taken) + max(0.0, facts.loop - facts.part) * (1 - around)
 
@@ -288,7 +279,8 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     computing_s = sum(passes_s)
     if operators <= 0 or computing_s <= 0 or not optimizer.tensors:
         return None
-    needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
+    # A layer with a weight and a bias takes about 3 operators forward and 9 backward.
+    needed = 6 * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
     if _is_outside_modules(snapshot):
         if parameter_loop(snapshot, snapshot.thresholds) is not None:
             return None
@@ -413,7 +405,7 @@ def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> Fix:
     """Return what to change; in ``forward`` is torch's recurrent layer that starts the operators, if one does."""
     is_compiled = snapshot.program.compiled is not None
     layer, recurrent = "" if forward is None else forward.layer, snapshot.program.recurrent
-    if recurrent is not None and recurrent.loop >= MOST_OF_FORWARD and forward is not None:
+    if recurrent is not None and recurrent.loop >= 0.5 and forward is not None:
         return Fix(
             f"Use larger batches{'' if is_compiled else ', or torch.compile'}: {recurrent.kind} is called for each "
             "step of a sequence, which is needed where an input depends on an output before",

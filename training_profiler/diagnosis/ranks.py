@@ -13,9 +13,7 @@ from training_profiler.model.ranks import RankStats
 from training_profiler.model.snapshot import OTHER, Snapshot
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
-NEARLY: Final = 0.5  # of the slowest rank's excess over the median; ranks with more excess are nearly as slow
 UNATTRIBUTED: Final = "no section"
-WAITED_FOR: Final = 0.5  # of the same excess; the others must wait at least that much longer
 MOST_NAMED: Final = 4
 BUCKET_BYTES: Final = 25 * 2**20  # DDP's default
 BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -114,7 +112,7 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     # Work comes from totals with partly estimated synchronization, waiting from single steps. They contradict each
     # other where the others do not wait about as much longer.
     waiting_s = [rank.waiting_s for rank in others if rank.waiting_s is not None]
-    least_s = WAITED_FOR * (_work_s(slowest) - others_s)
+    least_s = 0.5 * (_work_s(slowest) - others_s)
     if slowest.waiting_s is not None and waiting_s and median(waiting_s) - slowest.waiting_s < least_s:
         return None
     host = host_slow(snapshot, snapshot.thresholds)
@@ -123,7 +121,7 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     if host is not None and neighbours and _work_s(slowest) <= median(neighbours) * (1 + threshold):
         return None
     # Several slow ranks share one saving. On a slow host, a rank's saving is its excess over its neighbours.
-    nearly_s = _work_s(slowest) - NEARLY * (_work_s(slowest) - max([others_s, *(neighbours if host else [])]))
+    nearly_s = _work_s(slowest) - 0.5 * (_work_s(slowest) - max([others_s, *(neighbours if host else [])]))
     like_it = [rank for rank in others if _work_s(rank) > nearly_s]
     next_s = max(_work_s(rank) for rank in others if _work_s(rank) <= nearly_s)
     return slowest, 1 + len(like_it), Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)

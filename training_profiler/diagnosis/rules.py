@@ -50,12 +50,10 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 
 THRESHOLDS: Final = RULES.thresholds()
-UNRELIABLE_FROM: Final = 0.4  # of the run, lost to other programs
 CONFIDENCE: Final = 2.0  # standard errors of the mean step
 HEALTHY: Final = "healthy"
 COMPUTES_SLOWLY: Final = "computes-slowly"
 SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth
-NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
@@ -79,7 +77,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
 
 def _is_first(finding: Finding, largest_s: float) -> bool:
     """Return whether a finding stands before larger ones; a busy machine only if none is, or if it hides them."""
-    if finding.code != machine.MACHINE_BUSY or float(finding.evidence["lost_share"]) >= UNRELIABLE_FROM:
+    if finding.code != machine.MACHINE_BUSY or float(finding.evidence["lost_share"]) >= 0.4:
         return row_of(finding).is_first
     return finding.potential_saving_s >= largest_s
 
@@ -111,7 +109,7 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
     sections = [
         section
         for section in all_sections.values()
-        if section.count and section.avg_s is not None and section.name not in NO_COMPONENTS
+        if section.count and section.avg_s is not None and section.name not in (PROFILER, *NESTED_SECTIONS)
     ]
     if OTHER in all_sections and any(finding.code == "unexplained" for finding in findings):
         sections = [section for section in sections if self_s[section.name] > all_sections[OTHER].self_s]

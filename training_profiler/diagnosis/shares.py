@@ -46,10 +46,8 @@ from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import SectionStats, Snapshot
 
-REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
-ABOUT_ONCE: Final = 1.2  # times in a step
 Advice = Fix | Callable[[Snapshot], Fix]
 
 
@@ -210,7 +208,7 @@ def _fewer_metrics(snapshot: Snapshot) -> Fix:
 def _metrics_saved(snapshot: Snapshot) -> float:
     """Return the part of the time that its fix saves: nothing where it only clips gradients, and all at once."""
     section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
-    is_once = step is not None and section.count <= ABOUT_ONCE * step.count
+    is_once = step is not None and section.count <= 1.2 * step.count
     return 0.0 if is_once and _clips_at_once(snapshot) else 0.5
 
 
@@ -230,7 +228,7 @@ def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> 
         name = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
         saving_s = finding.potential_saving_s
         if code == "first-batch-slow":  # the other batches are waited for as before
-            saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
+            saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * 0.5
         fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, cause.actions)
         return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding

@@ -45,14 +45,10 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 
-VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
-LARGE_RISE: Final = 0.5  # that is reported, too, where no part of the step carries it
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
-UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
-BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
@@ -120,8 +116,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     host waits for what it queued in the steps before.
     """
     step = snapshot.step
-    if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
-        return None
+    if step is None or step.settled_count - step.disturbed_count < 20 or not step.avg_s:
+        return None  # the deviation of fewer steps is too uncertain
     if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
@@ -172,7 +168,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def varies_with_work(step: StepStats) -> bool:
     """Return whether steps are mostly longer where they have more forward passes, or larger inputs."""
-    return max(step.explained_by_calls, step.explained_by_inputs) >= BY_WORK
+    return max(step.explained_by_calls, step.explained_by_inputs) >= 0.5  # of the variance
 
 
 @RULES.rule("warm-up", 3.0, saving=Saving.RUN, is_uneven=True, is_harmless=True)  # x the median step
@@ -209,7 +205,7 @@ def does_more(step: StepStats) -> bool:
     """
     if not step.work_unit or step.rise is None:
         return False
-    allowed = 1 + step.work_rise if step.work_unit == INPUT_ELEMENTS else 1 + UNEVEN_WORK
+    allowed = 1 + step.work_rise if step.work_unit == INPUT_ELEMENTS else 1.25  # later passes may differ
     return step.unit_rise_p_value > RISE_P_VALUE or 1 + step.unit_rise <= allowed
 
 
@@ -282,7 +278,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             fix = Fix(OF_THE_MACHINE[cause])
         elif reason and not cause:
             fix = Fix(ALL_ALIKE)
-    if change is not None and change.sections and not where and rise < LARGE_RISE:
+    if change is not None and change.sections and not where and rise < 0.5:
         return None
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
     return found(

@@ -22,7 +22,6 @@ from training_profiler.model.snapshot import LoaderStats, SectionStats, Snapshot
 MOST_OF_IT: Final = 0.9  # of the time in validations, which includes these passes
 # Of a forward pass; measured on the CPU for MLPs, convolutions, LSTMs and attention: 3 to 35 %.
 RECORDING_COSTS: Final = 0.15
-FEW_TO_MAKE: Final = 0.5  # of the data loading of validations: then making the batches without workers is cheaper
 
 
 @RULES.rule(
@@ -162,7 +161,7 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     if loader.is_remade:
         fix = joined([Fix(f"{REMADE}{at}", REMADE.changes), THEN_KEPT])
     making_s = float("inf") if loader.workers is None else loader.workers.batch_avg_s * loader.batches
-    if len(loaders) == 1 and making_s < FEW_TO_MAKE * fetches.total_s:
+    if len(loaders) == 1 and making_s < 0.5 * fetches.total_s:  # then making batches without workers is cheaper
         saving_s = max(saving_s, fetches.total_s - making_s)  # taking batches over from workers is saved, too
         fix = Fix(
             f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / start.count)} "

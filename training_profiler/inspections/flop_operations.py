@@ -33,7 +33,6 @@ CPU_LSTM: Final = "mkldnn_rnn_layer"  # one layer in one direction, as nn.LSTM r
 CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no formula in torch
 RECURRENT_LAYERS: Final = os.path.join("torch", "nn", "modules", "rnn.py")
 LONG: Final = 8.0  # x the median of all operators
-USUAL_FROM: Final = 8  # operators of a kind, of which half show what is usual
 MANY: Final = 500  # operators of a forward pass; from there on it is of interest which line starts them
 COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
 MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
@@ -162,7 +161,7 @@ class Operations:
             usually_long = [
                 its_ns
                 for kind, its_ns in by_kind.items()
-                if kind is None or len(its_ns) < USUAL_FROM or median(its_ns) > least_ns
+                if kind is None or len(its_ns) < 8 or median(its_ns) > least_ns  # half of them show what is usual
             ]
             long_ns = [spent_ns for its_ns in usually_long for spent_ns in its_ns if spent_ns > least_ns]
             return LongOperators(len(long_ns), sum(long_ns) / NS_PER_S, sum(times_ns) / NS_PER_S)

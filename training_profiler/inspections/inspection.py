@@ -11,8 +11,6 @@ from training_profiler.instrumentation.loop_detection.modules import is_compiled
 from training_profiler.model.program import COMPILE
 from training_profiler.recording.object_identity import ObjectIdentity
 
-DEFAULT_DEVICE: Final = "DeviceContext"  # the class behind torch.set_default_device and "with torch.device(...)"
-VALUES: Final = 16  # of a tensor, which show a change that its version does not, such as one of ``p.data``
 DEPTH: Final = 3  # of inputs within inputs
 MOST_MODULES: Final = 64  # of which it is remembered that they have no compiled ones
 
@@ -111,7 +109,7 @@ def is_watched() -> bool:
     torch = sys.modules["torch"]
     try:
         functions = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-        others = any(type(each).__name__ != DEFAULT_DEVICE for each in functions)
+        others = any(type(each).__name__ != "DeviceContext" for each in functions)  # torch.set_default_device
         return others or is_profiled(torch) or bool(mode_stack())
     except Exception:  # private: any of this may be gone
         return True
@@ -144,7 +142,7 @@ def why_not_counted(torch: Any, module: Any = None) -> str | None:
 
 def first_values(tensor: Any) -> list[float] | None:
     """Return the first values of a tensor; None where that would wait for a device."""
-    return tensor.detach().flatten()[:VALUES].tolist() if tensor.is_cpu else None
+    return tensor.detach().flatten()[:16].tolist() if tensor.is_cpu else None  # they show a change of ``p.data``
 
 
 def tensors_within(value: Any, depth: int = DEPTH) -> Iterator[Any]:

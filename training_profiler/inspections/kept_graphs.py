@@ -26,7 +26,6 @@ MOST_BYTES: Final = BYTES_PER_MIB  # of a source file
 MOST_LINES: Final = 3
 BACKWARD: Final = "backward"
 KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods that keep an argument
-_LEAF: Final = "AccumulateGrad"  # a parameter's own node
 
 
 class _Mark:
@@ -94,7 +93,7 @@ def _marked(tensors: Any) -> list[weakref.ref[_Mark]]:
     last = first = node
     for _ in range(DEPTH):
         behind = None if last is None else next((each for each, _ in last.next_functions if each is not None), None)
-        if behind is None or _LEAF in behind.name():
+        if behind is None or "AccumulateGrad" in behind.name():
             break
         last = behind
     for each in (first, last):

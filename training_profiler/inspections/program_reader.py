@@ -16,12 +16,9 @@ from training_profiler.instrumentation.loop_detection.modules import modules_wit
 from training_profiler.model.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
-EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
 LARGE: Final = 1_000_000  # numbers in a table
 MOST_MODULES: Final = 2_000  # among which one is looked for, and convolutions
-ROWS_READ: Final = 20_000  # of its gradient
 CONVOLUTIONS: Final = ("Conv2d", "ConvTranspose2d")
-DIMENSIONS: Final = 4
 
 
 class ProgramReader:
@@ -109,7 +106,7 @@ class ProgramReader:
         first = last = 0
         for inner in islice(modules_within(module), MOST_MODULES):
             weight = inner._parameters.get("weight") if type(inner).__name__ in CONVOLUTIONS else None
-            if weight is None or weight.dim() != DIMENSIONS or inner.groups != 1 or not weight.requires_grad:
+            if weight is None or weight.dim() != 4 or inner.groups != 1 or not weight.requires_grad:
                 continue
             is_last = weight.is_contiguous(memory_format=torch.channels_last)
             if is_last != weight.is_contiguous():
@@ -128,7 +125,7 @@ class ProgramReader:
         if weight is None or weight.grad is None or weight.grad.is_sparse or is_watched():
             return
         if any(each is weight for each in parameters):
-            read = weight.grad[:: max(1, len(weight) // ROWS_READ)]
+            read = weight.grad[:: max(1, len(weight) // 20_000)]
             used = float((read != 0).any(1).float().mean())
             if used:
                 self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0)
@@ -154,7 +151,7 @@ class ProgramReader:
 
 def _dense_weight(module: Any) -> Any:
     """Return the trained weight of a table of embeddings on the CPU whose gradients are dense; None for all else."""
-    if type(module).__name__ not in EMBEDDINGS or vars(module).get("sparse") is not False:
+    if type(module).__name__ not in ("Embedding", "EmbeddingBag") or vars(module).get("sparse") is not False:
         return None
     weight = module._parameters.get("weight")
     is_trained = weight is not None and weight.requires_grad and weight.is_leaf and weight.is_cpu

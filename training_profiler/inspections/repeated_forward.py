@@ -18,8 +18,6 @@ from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
 MOST_KEPT: Final = 32  # calls that later ones are compared with
-PARAMETERS: Final = 8  # of a module that are trained, whose versions show an update
-MOST_GRADIENTS: Final = 64  # of a module, which show that a backward pass went through it
 MOST_SEEN: Final = 2_000  # parameters among which they are looked for
 MOSTLY: Final = 0.9  # of the calls get a part of a batch
 _PLAIN: Final = (int, float, str, bool, type(None))
@@ -155,7 +153,7 @@ def _is_repeated(earlier: _Call, now: _Call) -> bool:
 def _versions(module: Any) -> tuple[Any, ...]:
     """Return what changes with each update of a module's parameters, also by ``p.data = ...``."""
     trained = (parameter for parameter in islice(parameters_within(module), MOST_SEEN) if parameter.requires_grad)
-    return tuple((parameter._version, parameter.data_ptr()) for parameter in islice(trained, PARAMETERS))
+    return tuple((parameter._version, parameter.data_ptr()) for parameter in islice(trained, 8))
 
 
 def _trained(module: Any) -> tuple[Any, ...]:
@@ -169,7 +167,7 @@ def _trained(module: Any) -> tuple[Any, ...]:
         for inner, name in islice(places, MOST_SEEN)
         if (parameter := inner._parameters[name]) is not None and parameter.requires_grad
     ]
-    spread = trained[:: max(1, len(trained) // MOST_GRADIENTS)]
+    spread = trained[:: max(1, len(trained) // 64)]
     if not all(inner._parameters[name].is_leaf for inner, name in spread):
         return ()
     return tuple((weakref.ref(inner), name) for inner, name in spread)

@@ -28,7 +28,6 @@ MOST_PARAMETERS: Final = 2_000  # of all of them
 FULL_PRECISION: Final = 4  # bytes
 # They keep copies of parameters that their optimizers update instead.
 WITH_COPIES: Final = ("deepspeed", "apex", "colossalai", "megatron")
-MOST_OUTPUTS: Final = 16  # tensors that a call returns; with more its graph is taken for used
 MOST_PLACES: Final = 64  # lines that call modules
 
 
@@ -250,8 +249,8 @@ class GraphUse(Inspection):
         with contextlib.suppress(Exception):
             plain = plain_classes(sys.modules["torch"])
             tensors = list(tensors_within(output))
-            if len(tensors) > MOST_OUTPUTS or any(type(tensor) not in plain for tensor in tensors):
-                return
+            if len(tensors) > 16 or any(type(tensor) not in plain for tensor in tensors):
+                return  # with more, its graph is taken for used
             # A change in place gives a view another node, and keeps that of its base in the graph.
             nodes = [(each if each._base is None else each._base).grad_fn for each in tensors if each.requires_grad]
             if not nodes or any(node is None for node in nodes):

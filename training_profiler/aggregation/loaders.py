@@ -289,10 +289,7 @@ class LoaderAttribution:
         self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
 
     def _add_of_one_loader(self, sums: LoaderSums, spans: EndedSpans, kinds: Ints) -> bool:
-        """Add the spans in the usual case, when all are of one loader and no interval ends; otherwise return False.
-
-        ``kinds`` are those of the spans, and may be changed if it returns True.
-        """
+        """Add spans of one loader in which no interval ends, and change ``kinds``; return False for any other spans."""
         loader_id = self._asked.only_one_since(spans.begin_ns)
         if loader_id == NO_LOADER or len(self._ends[1]):
             return False
@@ -334,10 +331,7 @@ class LoaderAttribution:
         return loader_ids
 
     def _between(self, arrivals_ns: Ints) -> tuple[Ints, Ints]:
-        """Return (rows, ns) of the training batches that followed another one, and the time since that one.
-
-        ``arrivals_ns`` is ascending.
-        """
+        """Return (rows, ns) of the training batches, in ascending order, that followed another, and the time since."""
         if not len(arrivals_ns):
             self._was_outside_since |= len(self._outside_ns) > 0
             return arrivals_ns, arrivals_ns

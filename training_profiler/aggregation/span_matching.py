@@ -377,11 +377,7 @@ class _OpenSpans(NamedTuple):
 
 
 def _match_any_order(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched:
-    """Return the spans of events in any order, such as those of async tasks, one event at a time.
-
-    An exit ends the span of its name that was entered last. An exit of a name that is not open is
-    dropped and counted.
-    """
+    """Return the spans of events in any order, as of async tasks: an exit ends the last open span of its name."""
     stack: list[_OpenSpans] = []
     spans: list[tuple[int, int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)

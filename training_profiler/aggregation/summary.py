@@ -160,10 +160,7 @@ def _outer(name: str, seen: Collection[str]) -> str | None:
 
 
 def _plain_where_alone(totals: Totals, names: Mapping[int, str], among: Iterable[int]) -> dict[int, str]:
-    """Return the names of the sections ``among``, without the outer section where that is unambiguous.
-
-    Parts of a step keep it: ``forward_pass`` is always training's.
-    """
+    """Return the names of the sections ``among``, without the outer section where that is unambiguous."""
     seen = set(_with_rows(totals)) & names.keys()
     within = {}
     for id in seen:

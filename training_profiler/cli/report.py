@@ -62,11 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explained(snapshot: Snapshot, findings: Sequence[Finding], code: str) -> str:
-    """Return a finding with all figures behind it.
-
-    Raises:
-        SettingsError: the run has no such finding.
-    """
+    """Return a finding with all figures behind it; raise a SettingsError where the run has no such finding."""
     finding = next((each for each in findings if each.code == code), None)
     if finding is None:
         known = ", ".join(each.code for each in findings) or "none"

@@ -102,10 +102,7 @@ AND_KEEP: Final = "and keep tensors instead of reading numbers out of each"
 def _of_hooks(
     name: str, phase: str, watch: str, otherwise: str, snapshot: Snapshot, threshold: float
 ) -> Finding | None:
-    """Flag hooks of the program that take over 10 % of step time in these passes; None below 10 samples of them.
-
-    Whether the training needs them is not known: some change gradients or outputs, others only watch them.
-    """
+    """Flag hooks of the program that take over 10 % of step time in these passes; None below 10 samples of them."""
     lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
     if sum(line.samples for line in lines) < 10 or snapshot.is_by_device(name):  # fewer may be chance
         return None
@@ -306,10 +303,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
 
 
 def _own_function(snapshot: Snapshot) -> LineStats | None:
-    """Return the place in the backward method of an autograd function of the user's with most of the time, if any.
-
-    A trainer's method of that name calls ``loss.backward()``.
-    """
+    """Return the hottest place, if it is the backward method of an own autograd function and not that of a trainer."""
     section, places = snapshot.sections[BACKWARD_PASS], snapshot.hottest(BACKWARD_PASS, of_steps=True)
     if not places or places[0].share < MOST_OF_IT * section.share:
         return None

@@ -59,15 +59,11 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _sections_of(finding: Finding) -> tuple[str, ...]:
-    return (DATA_LOADING, OTHER) if OUTSIDE_FETCHES_S in finding.evidence else (DATA_LOADING,)
-
-
 @RULES.rule(
     "loader-restarted",
     threshold=0.05,  # of step time
     label="INPUT-BOUND",
-    claims=_sections_of,
+    claims=lambda finding: (DATA_LOADING, OTHER) if OUTSIDE_FETCHES_S in finding.evidence else (DATA_LOADING,),
     saves=(0.5, 1.3),
     changes=(Change.WHOLE_PASSES,),
     call=LOADER,
@@ -119,10 +115,7 @@ def _outside_fetches_s(snapshot: Snapshot) -> float:
 
 
 def _restarts(snapshot: Snapshot) -> tuple[int, int, float, float, str] | None:
-    """Return passes of which the program takes the first batch alone, batches, their time, that of starting workers.
-
-    And the loader, if it is one of several; all loaders together otherwise.
-    """
+    """Return passes cut after a batch, batches, their time, that of starting workers, the loader if one of several."""
     loaders, start = _training(snapshot), snapshot.sections.get(WORKER_START)
     start_s = 0.0 if start is None else start.step_total_s
     cut = [loader for loader in loaders if loader.cut_passes >= max(PASSES_NEEDED, NEARLY_ALL * loader.batches - 1)]

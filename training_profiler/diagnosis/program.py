@@ -244,14 +244,10 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _sections_of(finding: Finding) -> tuple[str, ...]:
-    return (OTHER, BACKWARD_PASS) if "outside_modules" in finding.evidence else (FORWARD_PASS, BACKWARD_PASS)
-
-
 @RULES.rule(
     "small-operators",
     threshold=0.25,  # of step time that fewer operators would save
-    claims=_sections_of,
+    claims=lambda finding: (OTHER if "outside_modules" in finding.evidence else FORWARD_PASS, BACKWARD_PASS),
     saves=(0.5, 1.1),
     try_=("compile", "num_threads", "gc_freeze"),
     explains_idle=True,
@@ -326,10 +322,7 @@ def _needless_s(program: ProgramFacts, passes_s: Sequence[float], needed: float)
 
 
 def _without_long(seconds: float, long: LongOperators) -> float:
-    """Return the time of a step's passes that is in no long operator.
-
-    The one step in which these were timed may have been slower than others, as an early one; so may all of it.
-    """
+    """Return the time of passes in no long operator; the step in which these were timed may have been a slower one."""
     by_part = seconds * long.seconds / long.all_s if long.all_s else long.seconds
     return max(0.0, seconds - min(long.seconds, by_part))
 
@@ -358,14 +351,11 @@ def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _is_outside_modules(snapshot: Snapshot) -> bool:
-    """Return whether backward passes have far more operators than modules called, as of a loop in the loss.
-
-    So have several backward passes of one forward pass, such as a penalty's or a Jacobian's.
-    """
+    """Return whether backward passes have far more operators than modules called, as of a loop in the loss."""
     forward = snapshot.program.forward
     if forward is None or not forward.operators or snapshot.program.kept_graphs:
         return False
-    if per_step(snapshot, BACKWARD_PASS) > SAME * per_step(snapshot, FORWARD_PASS):
+    if per_step(snapshot, BACKWARD_PASS) > SAME * per_step(snapshot, FORWARD_PASS):  # as of a penalty, or a Jacobian
         return False
     return snapshot.program.operators - forward.operators > OUTSIDE * forward.operators
 

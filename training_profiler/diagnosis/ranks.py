@@ -244,10 +244,6 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     return found(message, evidence, fix, saving_s=potential_saving_s)
 
 
-def _after_its_rank(finding: Finding, other: Finding) -> bool:
-    return "waits_for" in finding.evidence and row_of(other).is_of_other_rank
-
-
 @RULES.rule(
     "synchronization-heavy",
     threshold=0.10,
@@ -256,7 +252,7 @@ def _after_its_rank(finding: Finding, other: Finding) -> bool:
     claims=(SYNCHRONIZATION,),
     try_=("gradient_as_bucket_view", "static_graph", "bucket_cap_mb"),
     explains_idle=True,
-    follows=_after_its_rank,
+    follows=lambda finding, other: "waits_for" in finding.evidence and row_of(other).is_of_other_rank,
 )
 def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps with over 10 % synchronization: of this rank, or the mean over ranks if that is known.

@@ -97,13 +97,10 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
 
 
 def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding | None:
-    """Name the section with the most self time; None if most time is unattributed, which a rule reports.
-
-    The first batch of an epoch and the start of workers are parts of data loading.
-    """
+    """Name the section with the most self time; None if most time is unattributed, which a rule reports."""
     all_sections = snapshot.sections
     self_s = {name: section.self_s for name, section in all_sections.items()}
-    for part in (all_sections[name] for name in NESTED_SECTIONS if name in all_sections):
+    for part in (all_sections[name] for name in NESTED_SECTIONS if name in all_sections):  # such as the first batch
         if part.parent in self_s:
             self_s[part.parent] += part.self_s
     sections = [

@@ -169,10 +169,6 @@ def _without_passes_before(snapshot: Snapshot, section: SectionStats) -> Section
     return replace(section, count=count, total_s=total_s, avg_s=total_s / count if count else 0.0)
 
 
-def _validating(snapshot: Snapshot) -> str:
-    return "validating or generating samples" if _may_be_sampling(snapshot) else "validating"
-
-
 def _less_validation(snapshot: Snapshot) -> Fix:
     whole, waits = snapshot.sections[VALIDATION_EPOCH], snapshot.sections.get(f"{VALIDATION_EPOCH}/{DATA_LOADING}")
     if waits is not None and waits.total_s >= MOST_OF_IT * whole.total_s:
@@ -232,11 +228,6 @@ def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> 
         fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, cause.actions)
         return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding
-
-
-def _after_its_cause(_: Finding, other: Finding) -> bool:
-    row = row_of(other)
-    return row.is_cause and VALIDATION_EPOCH in row.sections_of(other)
 
 
 STEP_SHARES: Final = (
@@ -347,13 +338,13 @@ RUN_SHARES: Final = (
         code="validation-heavy",
         threshold=0.10,
         section=VALIDATION_EPOCH,
-        activity=_validating,
+        activity=lambda run: "validating or generating samples" if _may_be_sampling(run) else "validating",
         fix=_less_validation,
         without=_without_passes_before,
         label="VALIDATION",
         saves=(0.5, 1.1),
         try_=("no_validation",),
-        follows=_after_its_cause,
+        follows=lambda _, other: row_of(other).is_cause and VALIDATION_EPOCH in row_of(other).sections_of(other),
     ),
     RunShare(
         code="sampling-heavy",

@@ -83,16 +83,13 @@ def _call_of(finding: Finding) -> str:
 
 
 def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
-    """Return what uneven steps cost beyond the claimed sections, and beyond a rise, which makes steps uneven as well.
-
-    The time above the median lies in the claimed sections as much as in the others.
-    """
+    """Return what uneven steps cost beyond the claimed sections, and beyond a rise, which makes steps uneven, too."""
     settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
     if not settled_s:
         return finding
     section, explained = moves_with(finding, snapshot)
     is_claimed = any(row_of(each).claims and section in row_of(each).sections_of(each) for each in others)
-    in_steps = min(1.0, claimed_in_steps_s(others) / settled_s)
+    in_steps = min(1.0, claimed_in_steps_s(others) / settled_s)  # where time above the median lies as much
     left_s = finding.potential_saving_s * (1 - max(explained if is_claimed else 0.0, in_steps))
     left_s -= sum(each.potential_saving_s for each in others if row_of(each).is_rise)
     least_s = max(MIN_SAVING_S, WORTH_SAYING * settled_s)
@@ -356,11 +353,7 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
 
 
 def _workers_start_slowly(snapshot: Snapshot) -> Finding | None:
-    """Return the finding about the workers of several loaders, which are started again for each pass.
-
-    The batches of one loader may take longer than the median of all, first or not: only starting workers is known to
-    belong to the begin of a pass.
-    """
+    """Return the finding about several loaders: only starting workers is known to belong to the begin of a pass."""
     start, loaders = snapshot.sections.get(WORKER_START), sum(each.phase == "train" for each in snapshot.loaders)
     if start is None:
         return None

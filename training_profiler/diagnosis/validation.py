@@ -57,17 +57,13 @@ def validation_with_gradients(snapshot: Snapshot, threshold: float) -> Finding |
     )
 
 
-def _all_of_validation(finding: Finding) -> tuple[str, ...]:
-    return (VALIDATION_EPOCH,) if finding.evidence["is_all"] else ()
-
-
 @RULES.rule(
     "passes-before-training",
     threshold=0.10,  # share of the run
     saving=Saving.RUN,
     label="BEFORE TRAINING",
     is_before_training=True,
-    lies_in=_all_of_validation,
+    lies_in=lambda finding: (VALIDATION_EPOCH,) if finding.evidence["is_all"] else (),
     saves=(0.0, 1.0),
     changes=(Change.KEPT_RESULTS, Change.OTHER_BATCHES),
 )
@@ -206,10 +202,7 @@ def _of_workers(snapshot: Snapshot, threshold: float, took: _Took, saving_s: flo
 
 
 def _in_validation(snapshot: Snapshot, name: str) -> SectionStats | None:
-    """Return a section as far as it lies in validation; None if it is not there.
-
-    A section that is only there keeps its plain name.
-    """
+    """Return a section as far as it lies in validation, also where it keeps its plain name; None if it is not there."""
     own = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{name}")
     if own is not None:
         return own

@@ -160,11 +160,7 @@ def _is_constant(kind: type) -> bool:
 
 
 def _attributes(kind: type, value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, and call nothing of the program's.
-
-    Raises:
-        TypeError: not all that it holds are attributes.
-    """
+    """Return the attributes of an object, and call nothing of the program; a TypeError if it holds anything else."""
     attributes: dict[str, Any]
     if kind is SimpleNamespace:
         attributes = vars(value)

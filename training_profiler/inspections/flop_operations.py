@@ -132,26 +132,15 @@ class Operations:
         }
 
     def _most_start_at(self) -> tuple[str, str]:
-        """Return the user's line that starts most operations of forward passes, and torch's layer.
-
-        "" where they are few, and where no line, or no layer of a kind, starts half of them.
-        """
-        layers: Counter[str] = Counter()
+        """Return the line and torch's layer that start half of all operations of forward passes, or the layer alone."""
+        layers: Counter[tuple[str, str]] = Counter()
         for (_, layer), count in self._places.items():
-            layers[layer] += count
-        for (place, layer), count in self._places.most_common(1):
-            if 2 * count >= self._places.total():
-                return place, layer
-        for layer, count in layers.most_common(1):
-            if 2 * count >= self._places.total():
-                return "", layer
-        return "", ""
+            layers["", layer] += count
+        most = self._places.most_common(1) + layers.most_common(1)
+        return next((where for where, count in most if 2 * count >= self._places.total()), ("", ""))
 
     def _long(self) -> tuple[LongOperators, LongOperators]:
-        """Return the operations that took much longer than half of all did: of forward and of backward passes.
-
-        One that is usually short was delayed, by another program or a collection, and is left out.
-        """
+        """Return by pass the operations that took much longer than half of all; none that are usually short."""
         least_ns = LONG * median([*self._times_ns[0], *self._times_ns[1]]) if self.operators else 0.0
 
         def of_pass(times_ns: Sequence[int], kinds: Sequence[Any]) -> LongOperators:

@@ -107,10 +107,7 @@ LEAST: Final = 0.01  # of the time of all modules
 
 
 class _Sample(NamedTuple):
-    """A parameter or buffer when its module was first called.
-
-    Weak references of the tensor itself would forbid ``torch.utils.swap_tensors``.
-    """
+    """A parameter or buffer at the first call of its module; a weak reference of it would forbid ``swap_tensors``."""
 
     owner: Callable[[], Any]
     name: str

@@ -99,10 +99,7 @@ class ProgramReader:
                 self._table = weakref.ref(inner)  # of the weight itself it would forbid torch.utils.swap_tensors
 
     def _look_for_convolutions(self, torch: Any, module: Any) -> None:
-        """Read the order of the weights of dense convolutions on images.
-
-        The order of a weight with one input channel, or with a kernel of one pixel, is not defined: it is left out.
-        """
+        """Read the order of the weights of dense convolutions on images, of those for which an order is defined."""
         first = last = 0
         for inner in islice(modules_within(module), MOST_MODULES):
             weight = inner._parameters.get("weight") if type(inner).__name__ in CONVOLUTIONS else None

@@ -157,10 +157,7 @@ def _versions(module: Any) -> tuple[Any, ...]:
 
 
 def _trained(module: Any) -> tuple[Any, ...]:
-    """Return where parameters are that get a gradient; nothing where they are computed from others, as in MAML.
-
-    Weak references of the parameters themselves would forbid ``torch.utils.swap_tensors``.
-    """
+    """Return where parameters are that get a gradient, as their own weak references would forbid ``swap_tensors``."""
     places = ((inner, name) for inner in modules_within(module) for name in inner._parameters)
     trained = [
         (inner, name)

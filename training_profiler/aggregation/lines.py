@@ -34,10 +34,8 @@ MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
 SAMPLES_NEEDED: Final = 3  # in a section; fewer may be of a section's edge
 ENOUGH: Final = 30  # samples in a section
-KNOWN_TO: Final = 0.18  # of these
 AGRESTI: Final = 4  # samples beside those that were taken, half of them of the line: two standard errors, squared
 MOST_OF_IT: Final = 0.5
-PHASE_SAMPLES: Final = 10  # of a phase of a trainer; a share of fewer means little
 MOST_PHASES: Final = 20
 _SAME_WORK: Final = {
     FIRST_FETCH: DATA_LOADING,
@@ -134,7 +132,7 @@ def is_known(samples: Counter[Location | None]) -> bool:
     if not most or 2 * most < total < ENOUGH:
         return False
     share = (most + AGRESTI / 2) / (total + AGRESTI)
-    return total >= ENOUGH or 2 * math.sqrt(share * (1 - share) / (total + AGRESTI)) <= KNOWN_TO
+    return total >= ENOUGH or 2 * math.sqrt(share * (1 - share) / (total + AGRESTI)) <= 0.18
 
 
 def spent_on(samples: Counter[Location | None], times: Counter[Location | None] | None) -> Counter[Location | None]:
@@ -166,7 +164,7 @@ def phase_shares(
             if location is not None and location.phase:
                 seen[location.phase] += count
                 shares[location.phase] = shares.get(location.phase, 0.0) + spent[location] * of_one
-    often = [phase for phase, count in seen.items() if count >= PHASE_SAMPLES]
+    often = [phase for phase, count in seen.items() if count >= 10]  # a share of fewer means little
     return {phase: shares[phase] for phase in sorted(often, key=lambda phase: -shares[phase])[:MOST_PHASES]}
 
 

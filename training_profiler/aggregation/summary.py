@@ -95,7 +95,6 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
 
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
-LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
 def section_stats(
@@ -274,12 +273,14 @@ def line_stats(
     counts: Mapping[str, Counter[Location | None]],
     sections: Mapping[str, SectionStats],
     times: Mapping[str, Counter[Location | None]] = NO_TIMES,
+    callers: set[Location] | None = None,
 ) -> dict[str, tuple[LineStats, ...]]:
     """Return the lines of each section, the longest first; none for sections with too few samples.
 
-    Each has the part of its section's time that its samples have, by the ``times`` that these stand for.
+    Each has the part of its section's time that its samples have, by the ``times`` that these stand for. ``callers``
+    are the lines that only call a loop, by default those of ``counts``.
     """
-    callers = lines_with_loops(counts)
+    callers = lines_with_loops(counts) if callers is None else callers
     return {
         name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in counts.items()
@@ -310,11 +311,7 @@ def settled_line_stats(
         _by_section(totals, names, lines, other=IN_STEPS)
         for lines in (history.lines(warmup, steps), history.line_ns(warmup, steps))
     )
-    return outside | {
-        name: lines_of(sections[name].share, samples, callers, times.get(name))
-        for name, samples in settled.items()
-        if name in sections and is_known(samples)
-    }
+    return outside | line_stats(settled, sections, times, callers)
 
 
 def _parents(totals: Totals) -> dict[int, int]:
@@ -341,8 +338,8 @@ def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | Non
         # The first steps may be long because the model acts, or computes targets, as in later long steps.
         acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
         has_acted = acting and totals.early_ns[:warmup, acting].any()
-        if has_acted and steps.longest(warmup)[0] >= LIKE_THE_FIRST * min(steps.first_ns[:warmup]):
-            warmup = 0
+        if has_acted and steps.longest(warmup)[0] >= 0.5 * min(steps.first_ns[:warmup]):
+            warmup = 0  # a later step is of the same kind
     if configured is None and steps.count >= WARMUP_NEEDS:
         warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup

@@ -5,14 +5,11 @@ Put its output into a report of a problem. It exits with 1 if something would ke
 
 import argparse
 import json
-from typing import Final
 
 from training_profiler.base.text import one_line, printable, printable_data
 from training_profiler.cli.common import write
 from training_profiler.reports.layout import Layout
 from training_profiler.runtime.checkup import CheckupPart, check_up
-
-HAS_PROBLEMS: Final = 1
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         text = "\n".join([*map(_text, sections), summary])
     write(text)
-    return HAS_PROBLEMS if problems else 0
+    return 1 if problems else 0
 
 
 def _text(section: CheckupPart) -> str:

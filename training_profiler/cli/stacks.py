@@ -30,7 +30,6 @@ from training_profiler.storage.stack_files import read_request, read_stacks, wri
 ANSWER_S: Final = 5.0  # for ranks that can run Python, and ANSWER_INTERVALS between two of their messages
 ANSWER_INTERVALS: Final = 3
 LOOK_S: Final = 0.1
-NOT_PYTHON: Final = "code in C holds the GIL"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +103,7 @@ def _without_answer(
     stacks = RankStacks(asked_ns, time.time_ns(), rank, host, pid, None, _threads_of(dump, folder))
     with suppress(OSError):  # they are still printed
         write_stacks(folder, stacks)
-    return stacks, f"{name} cannot run Python: {NOT_PYTHON} at the line shown, or it is too busy to answer"
+    return stacks, f"{name} cannot run Python: code in C holds the GIL at the line shown, or it is too busy to answer"
 
 
 def _threads_of(dump: str, folder: Path) -> tuple[ThreadStack, ...]:

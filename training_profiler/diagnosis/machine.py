@@ -173,44 +173,31 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     lost_s = loss.own * _known_s(snapshot)
     if machine is None or machine.cores is None or loss.own <= threshold or lost_s < MIN_SAVING_S:
         return None
+    waited = f"the training thread waited {_lost_text(snapshot, loss.own)} for one"
+    evidence: Evidence = {"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores}
+    threads, places = snapshot.program.threads, snapshot.program.places_of(THREADS)
     is_alone = machine.local_ranks == 1 and not any(loader.num_workers for loader in snapshot.loaders)
-    if is_alone and snapshot.program.threads > 1.5 * machine.cores:
-        return _too_many_threads(snapshot, machine.cores, loss, threshold)
+    if is_alone and threads > 1.5 * machine.cores:  # fewer threads of torch save what is lost
+        where = f" (set at {places})" if places else ""
+        return found(
+            f"An operation of torch uses up to {threads} threads{where}, with {_cpus(machine.cores)}: {waited}",
+            {**evidence, "threads": threads, "lines": places},
+            Fix(
+                f"Use fewer threads: torch.set_num_threads({max(1, int(machine.cores))}), OMP_NUM_THREADS; small "
+                "operations are fastest with one",
+                (Change.NUM_THREADS,),
+            ),
+            saving_s=lost_s,
+        )
     each = f", in each of the {machine.local_ranks} processes" if machine.local_ranks > 1 else ""
     return found(
-        f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
-        f"waited {_lost_text(snapshot, loss.own)} for one",
-        {"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
+        f"The training's own threads and processes compete for {_cpus(machine.cores)}: {waited}",
+        evidence,
         Fix(
             "Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
             f"or fewer workers{each}",
             (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
         ),
-    )
-
-
-def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold: float) -> Finding:
-    """Return the finding where torch itself has more threads than there are CPUs: fewer save what is lost."""
-    lost_s, threads = loss.own * _known_s(snapshot), snapshot.program.threads
-    places = snapshot.program.places_of(THREADS)
-    where = f" (set at {places})" if places else ""
-    return found(
-        f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
-        f"training thread waited {_lost_text(snapshot, loss.own)} for one",
-        {
-            "lost_share": loss.own,
-            "threshold": threshold,
-            "lost_s": lost_s,
-            "cores": cores,
-            "threads": threads,
-            "lines": places,
-        },
-        Fix(
-            f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small operations are "
-            "fastest with one",
-            (Change.NUM_THREADS,),
-        ),
-        saving_s=lost_s,
     )
 
 

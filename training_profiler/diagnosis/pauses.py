@@ -33,9 +33,7 @@ _FEWER: Final = Fix(
 # Of the cost of a page of new memory, the least that a fault costs: that cost includes giving the page back, a quarter
 # of it, and the kernel need not clear a page of a file.
 LEAST_COST: Final = 0.5
-TICK_S: Final = 0.01  # in which Linux samples whether a thread is in the kernel, or shorter
 MOST_OF_THEM: Final = 0.7
-LINE_SAMPLES: Final = 40
 CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
 LOCK: Final = "Python's lock"
 DISK: Final = "disk"
@@ -114,7 +112,7 @@ def page_fault_time(snapshot: Snapshot) -> Pause | None:
     before_s = 0.0 if step.before_s is None or snapshot.first_step else step.before_s
     loop_s = max(step.total_s, snapshot.wall_s - before_s)
     kernel = machine.cpu_kernel.mean
-    most = min(1.0, kernel + CONFIDENCE * (kernel * TICK_S / loop_s) ** 0.5)
+    most = min(1.0, kernel + CONFIDENCE * (kernel * 0.01 / loop_s) ** 0.5)  # Linux samples every 10 ms, or more often
     likely = min(most, machine.page_faults.mean * machine.page_cost_s)
     least_s = max(0.0, LEAST_COST * likely * loop_s - (loop_s - step.total_s))
     return Pause("page faults", likely * step.total_s, least_s, min(most * loop_s, step.total_s))  # as a cause
@@ -156,7 +154,7 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
     line, where = {}, ""
     for each in (*snapshot.lines_of_steps(FORWARD_PASS)[:1], *snapshot.lines_of_steps(OTHER)[:1]):
         part = min(1.0, each.share * snapshot.wall_s / step.total_s)
-        if each.samples >= LINE_SAMPLES and part + share - 1 >= MOST_OF_THEM * share:
+        if each.samples >= 40 and part + share - 1 >= MOST_OF_THEM * share:
             line = {"lines": f"{each.place} {each.what}"}
             where = f"; most of them at {line['lines']}, which takes {part:.0%} of step time"
             break

@@ -15,7 +15,6 @@ from training_profiler.model.snapshot import OTHER, Snapshot
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
 UNATTRIBUTED: Final = "no section"
 MOST_NAMED: Final = 4
-BUCKET_BYTES: Final = 25 * 2**20  # DDP's default
 BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
 
@@ -267,7 +266,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
         optimizer, has_many = snapshot.program.optimizer, False
         if optimizer is not None:
             each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
-            has_many = optimizer.numbers * each > 2 * BUCKET_BYTES
+            has_many = optimizer.numbers * each > 2 * 25 * 2**20  # DDP's default is 25 MiB
         larger = "larger DDP buckets (bucket_cap_mb), " if has_many else ""
         changes = (Change.BUCKET_CAP_MB, Change.ACCUMULATION) if has_many else (Change.ACCUMULATION,)
         fix = f"use {larger}gradient accumulation under no_sync(), or a faster network"

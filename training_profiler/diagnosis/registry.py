@@ -17,7 +17,6 @@ Range = tuple[float, float]
 Left = Callable[[Finding, Sequence[Finding], Snapshot], Finding | None]
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
-_EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +260,7 @@ def moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
     named = str(finding.evidence.get("moves_with", ""))
     if named:
         section, part = named, float(finding.evidence.get("explained", explained.get(named, 0.0)))
-    elif part < _EXPLAINED_FROM:
+    elif part < 0.5:  # of the variance of step time
         return "", 0.0
     section = _INSIDE.get(section, section)
     whole = sum(each for name, each in explained.items() if _INSIDE.get(name, name) == section)

@@ -157,7 +157,6 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
             message=f"No rule fired, but forward and backward passes compute at only "
             f"{program.compute_text(snapshot, computes)}",
             evidence={"share_of_cpu": computes, "threshold": SLOW_COMPUTING, "steps": step.count},
-            potential_saving_s=0.0,
             fix="Look at the lines of the forward pass, and record a trace (training-profiler trace): small operators, "
             "copies, or little arithmetic for each number that is read",
         )

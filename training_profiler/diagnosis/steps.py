@@ -71,13 +71,6 @@ _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
 }
 
 
-WHERE_IT_MAY_GROW: Final = Fix(
-    "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
-    "log; or check whether the machine throttles",
-    (Change.DETACH,),
-)
-
-
 def _call_of(finding: Finding) -> str:
     return LOADER if finding.evidence.get("moves_with") in (DATA_LOADING, FIRST_FETCH, WORKER_START) else ""
 
@@ -265,7 +258,12 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     if rise <= threshold or p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
         return None
     change = step.change or step.halves
-    fix, where = WHERE_IT_MAY_GROW, ""
+    fix = Fix(
+        "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, "
+        "a log; or check whether the machine throttles",
+        (Change.DETACH,),
+    )
+    where = ""
     if change is not None and change.after_s > change.before_s:
         cause, reason = cause_of(change)
         where = reason and f", compared before and after step {change.step}{reason}"

@@ -1,7 +1,7 @@
 """Rules about work between steps that is done in a costlier way than it needs."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from training_profiler.base.sections import (
     DATA_LOADING,
@@ -113,8 +113,7 @@ def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     start_s = start.total_s - start.step_total_s
     # The rest of the loading between steps is the end of passes, or the begin of those that were left before a step.
     end_s = min(start.total_s, max(0.0, fetches.total_s - fetches.step_total_s - start_s))
-    took = _Took("training", start.count, start_s, 0.0, end_s)
-    return _of_workers(snapshot, threshold, took, took.saved_by_keeping(loaders), first_batch_fix(snapshot))
+    return _of_workers(snapshot, threshold, loaders, start.count, (start_s, 0.0, end_s), fix=first_batch_fix(snapshot))
 
 
 @RULES.rule(
@@ -141,14 +140,9 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     # Without knowledge of how long a batch takes, the first may have been made all the time.
     making_s = max((loader.workers.batch_avg_s for loader in loaders if loader.workers), default=float("inf"))
     waited_s = sum(loader.wait_s for loader in snapshot.loaders if loader.phase == "val")
-    took = _Took(
-        "validation",
-        start.count,
-        start.total_s,
-        max(0.0, first_s - start.count * making_s),
-        min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s)),
-    )
-    saving_s = took.saved_by_keeping(loaders)
+    end_s = min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s))
+    took_s = start.total_s, max(0.0, first_s - start.count * making_s), end_s
+    least_s = 0.0
     loader = max(loaders, key=lambda loader: loader.wait_s)
     at = f" at {loader.made_at}" if loader.made_at else ""
     fix = Fix(
@@ -158,46 +152,40 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
         fix = joined([Fix(f"{REMADE}{at}", REMADE.changes), THEN_KEPT])
     making_s = float("inf") if loader.workers is None else loader.workers.batch_avg_s * loader.batches
     if len(loaders) == 1 and making_s < 0.5 * fetches.total_s:  # then making batches without workers is cheaper
-        saving_s = max(saving_s, fetches.total_s - making_s)  # taking batches over from workers is saved, too
+        least_s = fetches.total_s - making_s  # taking batches over from workers is saved, too
         fix = Fix(
             f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / start.count)} "
             f"batches of a pass takes {time_text(making_s / start.count)}, and taking them over from workers takes "
             "longer. Otherwise persistent_workers=True keeps the workers, if the DataLoader is made once",
             (Change.NUM_WORKERS, Change.PERSISTENT_WORKERS),
         )
-    return _of_workers(snapshot, threshold, took, saving_s, fix)
+    return _of_workers(snapshot, threshold, loaders, start.count, took_s, fix=fix, least_s=least_s)
 
 
-class _Took(NamedTuple):
-    """What starting and ending workers took."""
-
-    of: str
-    passes: int
-    start_s: float
-    first_s: float  # until their first batch, without making it
-    end_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.start_s + self.first_s + self.end_s
-
-    def saved_by_keeping(self, loaders: Sequence[LoaderStats]) -> float:
-        return self.total_s * (1 - len(loaders) / self.passes) if self.passes else 0.0
-
-
-def _of_workers(snapshot: Snapshot, threshold: float, took: _Took, saving_s: float, fix: Fix) -> Finding | None:
-    if not took.passes or not has_enough_steps(snapshot):
+def _of_workers(
+    snapshot: Snapshot,
+    threshold: float,
+    loaders: Sequence[LoaderStats],
+    passes: int,
+    took_s: tuple[float, float, float],  # to start workers, until their first batches without making these, to end
+    *,
+    fix: Fix,
+    least_s: float = 0.0,
+) -> Finding | None:
+    if not passes or not has_enough_steps(snapshot):
         return None
-    cost = cost_of_run(snapshot, threshold, took.total_s, saving_s=saving_s)
-    parts = (("to start", took.start_s), ("until the first batch", took.first_s), ("to end", took.end_s))
-    each = ", ".join(f"{time_text(seconds / took.passes)} {what}" for what, seconds in parts if seconds)
-    when = " between steps" if took.of == "training" else f" in {took.of}"
+    total_s = took_s[0] + took_s[1] + took_s[2]
+    saving_s = max(least_s, total_s * (1 - len(loaders) / passes))
+    cost = cost_of_run(snapshot, threshold, total_s, saving_s=saving_s)
+    parts = zip(took_s, ("to start", "until the first batch", "to end"), strict=True)
+    each = ", ".join(f"{time_text(seconds / passes)} {what}" for seconds, what in parts if seconds)
+    of, when = ("training", "between steps") if loaders[0].phase == "train" else ("validation", "in validation")
     return cost.finding(
-        f"The workers of the {took.of} loader are started {took.passes} times, once for each pass: {each}, "
-        f"{duration_text(took.total_s)}{when}, {cost.share:.1%} of the run",
+        f"The workers of the {of} loader are started {passes} times, once for each pass: {each}, "
+        f"{duration_text(total_s)} {when}, {cost.share:.1%} of the run",
         fix,
-        seconds=took.total_s,
-        passes=took.passes,
+        seconds=total_s,
+        passes=passes,
     )
 
 

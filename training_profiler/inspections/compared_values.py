@@ -161,14 +161,12 @@ def _is_constant(kind: type) -> bool:
 
 def _attributes(kind: type, value: Any) -> dict[str, Any]:
     """Return the attributes of an object, and call nothing of the program; a TypeError if it holds anything else."""
-    attributes: dict[str, Any]
     if kind is SimpleNamespace:
-        attributes = vars(value)
-        return attributes
+        return dict(vars(value))
     place = next((vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base)), None)
     if not isinstance(place, GetSetDescriptorType) or kind.__basicsize__ != _Object.__basicsize__:
         raise TypeError(kind.__name__)
-    attributes = place.__get__(value)
+    attributes: dict[str, Any] = place.__get__(value)
     return attributes
 
 

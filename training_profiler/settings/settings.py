@@ -178,8 +178,7 @@ def _sinks(given: object) -> tuple[str, ...]:
     words = [str(name).strip().lower() for name in names if str(name).strip()]
     for word in words:
         if word not in TRACKERS:
-            nearest = difflib.get_close_matches(word, TRACKERS, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            hint = _nearest(word, TRACKERS, cutoff=0.6)
             raise _InvalidValueError(f"names {word!r}, which is not one of {', '.join(TRACKERS)}{hint}")
     return tuple(dict.fromkeys(words))
 
@@ -414,21 +413,18 @@ def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return one sentence for each variable with our prefixes that has no effect."""
     known = variables()
-    sentences = [
-        f"{name} is not a setting of the profiler and has no effect{_nearest(name, known)}"
-        for name in sorted(environ)
-        if name.startswith(SWITCH) and name not in known and name not in (ROOT, TRIAL_PLAN)
-    ]
     short = [short_name(name) for name in known]
-    return sentences + [
-        f"{name} is not a setting of the profiler and has no effect{_nearest(name, short)}"
+    kinds = ((SWITCH, known, (ROOT, TRIAL_PLAN)), (SHORT_PREFIX, short, ()))
+    return [
+        f"{name} is not a setting of the profiler and has no effect{_nearest(name, names)}"
+        for prefix, names, others in kinds
         for name in sorted(environ)
-        if name.startswith(SHORT_PREFIX) and name not in short
+        if name.startswith(prefix) and name not in (*names, *others)
     ]
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+def _nearest(name: str, known: Collection[str], cutoff: float = 0.0) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 

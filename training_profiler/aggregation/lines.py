@@ -89,10 +89,8 @@ def lines_of(
     of_one = share / spent.total()
     seen: Counter[Location] = Counter()
     shares: dict[Location, float] = {}
-    waits: dict[Location, Shares] = {}
     phases: dict[Location, Counter[str]] = {}
-    held: dict[Location, Shares] = {}
-    called: dict[Location, Shares] = {}
+    waits, held, called = (dict[Location, Shares]() for _ in range(3))
     for location, count in samples.items():
         if location is None:
             continue

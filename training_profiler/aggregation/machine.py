@@ -24,7 +24,6 @@ OF_LOOP: Final = ("page_faults", "pages_read", "cpu_kernel")
 COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
 UTILIZATION: Final = ".utilization"
 LOOP_UTILIZATION: Final = "loop_utilization"  # the same of steps after the first, without capture windows
-READING_NS: Final = NS_PER_S  # longest period that a reading of a device's utilization is the mean of
 GPU_LEVELS: Final = tuple(name for name, kind in GpuStats.__annotations__.items() if kind == Level | None)
 GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})
 
@@ -64,7 +63,8 @@ class MachineSums:
                 if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
                     continue
                 self._add_level(quantity, (weight, weight * value, value, value))
-                if quantity.endswith(UTILIZATION) and _is_since(sample.at_ns - READING_NS, settled_ns):
+                # A reading of a device's utilization is the mean of a second at most.
+                if quantity.endswith(UTILIZATION) and _is_since(sample.at_ns - NS_PER_S, settled_ns):
                     in_loop = f"{quantity.removesuffix(UTILIZATION)}.{LOOP_UTILIZATION}"
                     self._add_level(in_loop, (weight, weight * value, value, value))
                 # Imports and the building of the model grow for as long as they take, which a busy machine stretches.

@@ -246,12 +246,8 @@ def _merged(spans: Sequence[ThreadSpans]) -> list[ThreadSpans]:
     by_thread: dict[int, list[ThreadSpans]] = {}
     for each in spans:
         by_thread.setdefault(each.thread_id, []).append(each)
-    return [
-        ThreadSpans(
-            thread_id,
-            np.concatenate([each.ids for each in parts]),
-            np.concatenate([each.begin_ns for each in parts]),
-            np.concatenate([each.end_ns for each in parts]),
-        )
-        for thread_id, parts in by_thread.items()
-    ]
+    merged = []
+    for thread_id, parts in by_thread.items():
+        ids, begin_ns, end_ns = (np.concatenate([each[column] for each in parts]) for column in (1, 2, 3))
+        merged.append(ThreadSpans(thread_id, ids, begin_ns, end_ns))
+    return merged

@@ -138,10 +138,8 @@ class CaptureAffectedSteps:
         return sorted(slowed)
 
 
-WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (docs/reference/figures.md)
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
-TREND_POINTS: Final = 1024
 AT_ONCE: Final = 65_536  # steps that are added in one go, which takes some 200 bytes for each
 VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
 
@@ -269,7 +267,7 @@ class StepSums:
         self._points += zip(repeat(self._steps_a_point), *sums, strict=False)
         if whole < len(durations_ns):
             self._points.append((len(durations_ns) - whole, _total(durations_ns[whole:]), _total(calls[whole:])))
-        while len(self._points) > TREND_POINTS:
+        while len(self._points) > 1024:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)
             self._points = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs] + left_over
@@ -316,7 +314,7 @@ class StepSums:
         # The exception cannot be more than half of the steps.
         candidates = self.first_ns[: min(FIRST_STEPS, self.count // 2)]
         slow = 0
-        while slow < len(candidates) and candidates[slow] > WARMUP_RATIO * median:
+        while slow < len(candidates) and candidates[slow] > 3.0 * median:  # docs/reference/figures.md
             slow += 1
         return slow
 

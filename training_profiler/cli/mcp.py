@@ -32,7 +32,6 @@ JOURNALS: Final = "rank*.jsonl"
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 200_000  # characters of an answer
 _OF_FINDINGS: Final = ("verdict", "steps", "wall_s", "step_time", "throughput", "findings", "health", "ended_by")
-_CUT: Final = "\n... the rest is left out\n"
 
 
 class ServedRuns:
@@ -123,7 +122,7 @@ class ServedRuns:
 
 
 def _bounded(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + _CUT
+    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + "\n... the rest is left out\n"
 
 
 NAME: Final = "training-profiler"

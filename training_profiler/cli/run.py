@@ -84,9 +84,7 @@ def launch(words: list[str]) -> int:
     for name, value in given.items():
         set_variable(environment, name, value)
     if any(name.startswith((PREFIX, SHORT_PREFIX)) and name != ROOT for name in environment):
-        from training_profiler.settings.settings import (
-            read_settings,  # takes longer to import than everything else here
-        )
+        from training_profiler.settings.settings import read_settings  # takes longer than everything else here
 
         settings = read_settings(environ=environment)
         interpreter = program if is_python else _first_line(program)[2:].strip()

@@ -36,7 +36,6 @@ from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, run_
 INTERRUPTED: Final = 130
 LINES: Final = 24  # of files, pipes, and terminals that do not know their own
 LEAST_S, MOST_S = 0.2, 3600.0
-AT_MOST: Final = 0.2  # part of the time that looking may take: a run of many ranks is many files
 GONE_AFTER_S: Final = 60.0  # a process that is gone may be begun again by its launcher
 BEGAN_AGAIN: Final = "the journal is another one now, and was read from its begin"
 
@@ -133,7 +132,7 @@ class Watcher:
                         break
                 if look is None or not look.left_bytes:
                     took_s = self._clock() - began_s
-                    self._sleep(max(interval_s, took_s * (1 / AT_MOST - 1)))
+                    self._sleep(max(interval_s, 4 * took_s))  # looking may take a fifth of the time
         if screen.leaves_nothing:
             self._print(look)
         return 0

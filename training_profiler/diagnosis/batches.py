@@ -185,8 +185,7 @@ def _is_one_by_one(facts: RowFacts) -> bool:
         facts.calls >= 32
         and facts.batches > 0
         and facts.few >= 0.9 * facts.calls
-        and facts.few_batches
-        >= 0.8 * facts.batches  # otherwise it may be one sample that is made, as a text or an image
+        and facts.few_batches >= 0.8 * facts.batches  # else it may be one sample that is made, as a text
         and facts.most * facts.batches <= 4 * facts.calls  # evenly: 4 times the mean, at most, after one batch
         and facts.training_rows >= 8 * facts.rows
         and facts.elements <= ALIKE * facts.training_elements

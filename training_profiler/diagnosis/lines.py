@@ -60,11 +60,9 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = min(seconds, step.settled_s, seconds if idle_s is None else idle_s)
     share = seconds / step.total_s
     samples = sum(line.samples for line in waiting)
-    if (
-        share <= threshold
-        or potential_saving_s < max(MIN_SAVING_S, IDLE_AT_LEAST * seconds)
-        or samples < SAMPLES_NEEDED
-    ):
+    if share <= threshold or samples < SAMPLES_NEEDED:
+        return None
+    if potential_saving_s < max(MIN_SAVING_S, IDLE_AT_LEAST * seconds):
         return None
     line_texts = ", ".join(
         f"{line.place} {line.what} ({line.waits_text}, {line.waiting_share * snapshot.wall_s / seconds:.0%} of it)"
@@ -224,7 +222,8 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
 
 def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     """Return the finding; its fix ends with the call that has to change, if exactly one call is meant."""
-    kind, facts = row_of(finding).call_of(finding), snapshot.program.optimizer
+    row, facts = row_of(finding), snapshot.program.optimizer
+    kind = row.call(finding) if callable(row.call) else row.call
     calls = [call for call in snapshot.program.calls if call.kind == kind]
     loader = _loader(finding, snapshot) if kind == LOADER else None
     if loader is not None and loader.made_at:

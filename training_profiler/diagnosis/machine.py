@@ -52,8 +52,6 @@ ONE_THREAD: Final = (
 )
 QUEUE: Final = "multiprocessing/queues.py:"  # where the thread of a queue runs that sends what is put into it
 SAID_FROM: Final = 0.1  # of the wait: the part for a CPU
-# torch's own choice is one thread for each core, and a core has at most two CPUs here: with three, one was asked for.
-CHOSEN_FROM: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +348,8 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     places = snapshot.program.places_of(THREADS)
     wanted = min(int(machine.cores / machine.local_ranks), threads + round(free / machine.local_ranks))
-    if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
+    # torch takes one thread for each core, which has at most two CPUs here: with three, a single thread was asked for.
+    if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= 3)):
         return None
     # Operators have to be long on average. Those of the counted step are known; other steps may do something else as
     # well, such as an agent's whole episode.

@@ -63,13 +63,9 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     program is left out, such as that of a notebook between two cells. None where no lines are known.
     """
     step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
-    if (
-        step is None
-        or step.before_s is None
-        or outside is None
-        or not snapshot.wall_s
-        or not has_enough_steps(snapshot)
-    ):
+    if step is None or step.before_s is None or outside is None:
+        return None
+    if not snapshot.wall_s or not has_enough_steps(snapshot):
         return None
     passes: dict[str, float] = {
         name: section.self_s - section.step_self_s

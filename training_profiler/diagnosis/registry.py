@@ -66,14 +66,6 @@ class RunRule(Rule[Snapshot]):
             return self.lies_in(finding)
         return self.claims(finding) if callable(self.claims) else self.claims
 
-    def call_of(self, finding: Finding) -> str:
-        """Return the kind of call whose arguments the fix of a finding is about; "" for none."""
-        return self.call(finding) if callable(self.call) else self.call
-
-    def range_of(self, finding: Finding, snapshot: Snapshot) -> Range:
-        """Return the least and the most that the fix of a finding saves, as parts of its saving."""
-        return self.saves(finding, snapshot) if callable(self.saves) else self.saves
-
 
 RULES: Final[Registry[Snapshot, RunRule]] = Registry(RunRule)
 REMARK: Final = RunRule("", 0.0)  # stands for the row of a finding without a rule

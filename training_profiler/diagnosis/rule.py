@@ -70,11 +70,7 @@ class Registry(Generic[Measured, Row]):
 
     def rule(self, code: str, threshold: float, **facts: Any) -> Callable[[Find[Measured]], Row]:
         """Return a decorator that makes a function a rule; ``facts`` are the other fields of its row."""
-
-        def register(find: Find[Measured]) -> Row:
-            return self.add(self._row(code, threshold, find, **facts))
-
-        return register
+        return lambda find: self.add(self._row(code, threshold, find, **facts))
 
     def add(self, rule: Row) -> Row:
         """Add a rule and return it."""

@@ -91,7 +91,7 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     if row.saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
         limit_s = max(saving_s, step.total_s)
-    least, most = row.range_of(finding, snapshot)
+    least, most = row.saves(finding, snapshot) if callable(row.saves) else row.saves
     low_s, high_s = saving_s * max(0.0, least - error), min(limit_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))
 

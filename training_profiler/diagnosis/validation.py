@@ -129,11 +129,9 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     """Flag workers of validation loaders that start and end in each validation, over 2 % of the run."""
     loaders = [loader for loader in snapshot.loaders if loader.phase == "val" and loader.num_workers]
     start, fetches = _in_validation(snapshot, WORKER_START), _in_validation(snapshot, DATA_LOADING)
-    if (
-        start is None
-        or fetches is None
-        or all(loader.persistent_workers and not loader.is_remade for loader in loaders)
-    ):
+    if start is None or fetches is None:
+        return None
+    if all(loader.persistent_workers and not loader.is_remade for loader in loaders):
         return None
     first = _in_validation(snapshot, FIRST_FETCH)
     first_s = 0.0 if first is None else first.total_s
@@ -191,14 +189,10 @@ def _of_workers(
 
 def _in_validation(snapshot: Snapshot, name: str) -> SectionStats | None:
     """Return a section as far as it lies in validation, also where it keeps its plain name; None if it is not there."""
-    own = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{name}")
-    if own is not None:
+    own, plain = (snapshot.sections.get(each) for each in (f"{VALIDATION_EPOCH}{WITHIN}{name}", name))
+    if own is not None or plain is None:
         return own
-    plain = snapshot.sections.get(name)
     inside = (VALIDATION_EPOCH, f"{VALIDATION_EPOCH}{WITHIN}{DATA_LOADING}")
-    if plain is None:
-        return None
-    if plain.parent in inside:
-        return plain
     loading = snapshot.sections.get(plain.parent or "")
-    return plain if loading is not None and loading.name == DATA_LOADING and loading.parent in inside else None
+    is_of_loading = loading is not None and loading.name == DATA_LOADING and loading.parent in inside
+    return plain if plain.parent in inside or is_of_loading else None

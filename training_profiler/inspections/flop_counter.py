@@ -19,9 +19,6 @@ from training_profiler.model.interval import StepFlops
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
 COUNTED_BY: Final = 12  # complete steps after which counting ends
-# A backward pass has twice the FLOPs of the forward pass, or three times with recomputation. If it has more, much of
-# the forward pass ran outside modules and was missed.
-MAX_BACKWARD_RATIO: Final = 4
 TRIES: Final = 3
 NOT_WHOLE: Final = "no step could be counted as a whole"
 NOT_SHOWN: Final = "an update that the program makes itself shows only in the next backward pass"
@@ -167,7 +164,7 @@ class Counting:
         if len(self._train_modes) > 1 and not is_last:
             return None, None
         forward, backward = counts.flops
-        if backward > MAX_BACKWARD_RATIO * forward:
+        if backward > 4 * forward:  # twice is usual, and three times with recomputation
             return None, "much of the forward pass runs outside module calls"
         return StepFlops(forward + backward, *counts.where()), None
 

@@ -160,15 +160,11 @@ class _InnerCalls:
     """Times the frozen layers of a trained module within one of its calls, by hooks of torch for all modules.
 
     A layer counts until a trained one has been called: what comes later may depend on that.
-
-    Args:
-        generator: the state of torch's generators before the call.
-        follow: remembers a module that is frozen in a call with gradients, or without; returns False for others.
     """
 
     def __init__(self, generator: tuple[Any, ...], follow: Callable[[Any, bool], bool]) -> None:
-        self._generator = generator
-        self._follow = follow
+        self._generator = generator  # the state of torch's generators before the call
+        self._follow = follow  # remembers a module that is frozen, with gradients or without; False for others
         self._thread = get_ident()
         self._handles: list[Any] = []
         self._open: Any = None  # the frozen module under way

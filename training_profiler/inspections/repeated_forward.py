@@ -96,12 +96,10 @@ class RepeatedForward(Inspection):
         owners = [ObjectIdentity(tensor) for tensor in tensors]
         now = _Call(owners, _versions(module), seen.counts, seen.has_grad, _trained(module) if seen.has_grad else ())
         earlier = self._ended.get(key)
-        if (
-            earlier is None
-            or not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now))
-            or earlier.buffers != _buffers(module)  # something has changed them since, such as a mask
-        ):
+        if earlier is None or not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now)):
             return _Open(key, now)
+        if earlier.buffers != _buffers(module):
+            return _Open(key, now)  # something has changed them since, such as a mask
         is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
         return _Open(key, now, earlier, None if is_random else generator_state(), self._program.place_of(seen.caller))
 
@@ -245,12 +243,8 @@ class SlicedBatches(Inspection):
             self._add(of_call[0])
 
     def _add(self, part: _Part) -> None:
-        if (
-            self._whole is None
-            or not self._whole.matches(part.whole)
-            or self._module != part.module
-            or not are_same(self._tensors, part.tensors)
-        ):
+        is_known = self._whole is not None and self._whole.matches(part.whole) and self._module == part.module
+        if not is_known or not are_same(self._tensors, part.tensors):
             self._whole, self._module, self._seen_rows = ObjectIdentity(part.whole), part.module, 0
             self._tensors = [ObjectIdentity(tensor) for tensor in part.tensors]
             self._seen.clear()

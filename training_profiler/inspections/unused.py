@@ -25,7 +25,6 @@ from training_profiler.model.program import UnusedGradients, UnusedGraphs
 LOOKED_AT: Final = 4  # updates, after which parameters without an optimizer are looked up
 MOST_MODULES: Final = 16  # that are called; with more nothing is known
 MOST_PARAMETERS: Final = 2_000  # of all of them
-FULL_PRECISION: Final = 4  # bytes
 # They keep copies of parameters that their optimizers update instead.
 WITH_COPIES: Final = ("deepspeed", "apex", "colossalai", "megatron")
 MOST_PLACES: Final = 64  # lines that call modules
@@ -134,8 +133,8 @@ class GradientUse(Inspection):
                 if id(parameter) in trained or name not in called.before:
                     continue
                 values, gradient = called.before[name]
-                # Of one with fewer bits, mixed precision may train a copy: its values do not show small changes.
-                if parameter.itemsize < FULL_PRECISION or _values(parameter) != values:
+                # Of one with fewer bytes, mixed precision may train a copy: its values do not show small changes.
+                if parameter.itemsize < 4 or _values(parameter) != values:
                     return None  # something else updates it
                 if _gradient(parameter) != gradient:
                     unused += parameter.numel()

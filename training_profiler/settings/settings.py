@@ -29,7 +29,6 @@ FORMATS: Final = ("table", "lines")
 STREAMS: Final = ("stdout", "stderr")
 TIMINGS: Final = ("auto", "host", "events", "sync")
 MAX_SAMPLE_HZ: Final = 1000  # a sample takes 0.1 ms
-LOOPBACK: Final = "127.0.0.1"
 DEFAULT_LOG_EVERY: Final = 50
 DEFAULT_MONITOR_S: Final = 1.0
 NATIVE: Final = PREFIX + "NATIVE"  # no argument: the recorder is chosen when the profiler is imported
@@ -167,7 +166,7 @@ class Address(NamedTuple):
 
 def _address(given: object) -> Address:
     host, colon, port = str(given).strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
+    host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host or host.isspace():
         raise _InvalidValueError("is not a port, or an address and a port")
     return Address(host, int(port))

@@ -32,11 +32,8 @@ from training_profiler.statistics.arrays import Ints
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
-SAMPLES_NEEDED: Final = 3  # in a section; fewer may be of a section's edge
 ENOUGH: Final = 30  # samples in a section
 AGRESTI: Final = 4  # samples beside those that were taken, half of them of the line: two standard errors, squared
-MOST_OF_IT: Final = 0.5
-MOST_PHASES: Final = 20
 _SAME_WORK: Final = {
     FIRST_FETCH: DATA_LOADING,
     WORKER_START: DATA_LOADING,
@@ -65,7 +62,7 @@ def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Loca
         plain = name.rpartition(WITHIN)[2]  # training and validation may read one data set, and call one model
         work = _SAME_WORK.get(plain, plain)
         for line, count in here.items():
-            if count >= SAMPLES_NEEDED:
+            if count >= 3:  # fewer may be of a section's edge
                 seen.setdefault(line, set()).add(work)
     return callers | {line for line, works in seen.items() if len(works) > 1 and works & OF_A_LOOP}
 
@@ -112,7 +109,7 @@ def lines_of(
             waiting_share=sum(waits.get(line, {}).values()),
             waits_in=next(iter(_sorted(waits.get(line, {}))), ""),
             inside=line.inside,
-            phase=next((phase for phase, n in phases[line].items() if n > MOST_OF_IT * seen[line]), ""),
+            phase=next((phase for phase, n in phases[line].items() if n > 0.5 * seen[line]), ""),
             held_by=_sorted(held.get(line, {})),
             called=_sorted(called.get(line, {})),
         )
@@ -163,7 +160,7 @@ def phase_shares(
                 seen[location.phase] += count
                 shares[location.phase] = shares.get(location.phase, 0.0) + spent[location] * of_one
     often = [phase for phase, count in seen.items() if count >= 10]  # a share of fewer means little
-    return {phase: shares[phase] for phase in sorted(often, key=lambda phase: -shares[phase])[:MOST_PHASES]}
+    return {phase: shares[phase] for phase in sorted(often, key=lambda phase: -shares[phase])[:20]}
 
 
 def making_shares(counts: Mapping[str, Counter[Location | None]]) -> dict[str, float]:

@@ -40,9 +40,6 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Floats
 from training_profiler.statistics.trend import ChangePoint, change_point
 
-MOST_LINES: Final = 3  # of a part
-UNSEEN: Final = "not sampled"
-
 
 def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) -> StartupStats | None:
     """Return the parts of the time before the first step; of a run without steps, of all its time.
@@ -60,7 +57,7 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
         return None
     parts: dict[str, Counter[str]] = {}
     for location, count in samples.items():
-        name = UNSEEN if location is None else location.activity or REST
+        name = "not sampled" if location is None else location.activity or REST
         line = "" if location is None or not location.file else f"{location.file}:{location.line} {location.function}"
         parts.setdefault(name, Counter())[line] += count
     # Of a section its own time, of the others their samples' share of what is left.
@@ -73,11 +70,8 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
     for name, part_s in sorted(seconds.items(), key=lambda part: (-part[1], part[0])):
         whole = parts[name].total()
         lines = [(line, part_s * count / whole) for line, count in parts[name].most_common() if line]
-        found.append(StartupPart(name, part_s, tuple(lines[:MOST_LINES])))
+        found.append(StartupPart(name, part_s, tuple(lines[:3])))
     return StartupStats(total_s, begun_ns is not None, tuple(found))
-
-
-SAMPLES_NEEDED: Final = 10  # of a wait; a share of fewer means little
 
 
 def unsampled_waits(
@@ -102,7 +96,7 @@ def unsampled_waits(
             what, lines.most_common(1)[0][0], shares[what], lines.total(), 2 * of_loaders[what] > lines.total()
         )
         for what, lines in seen.items()
-        if lines.total() >= SAMPLES_NEEDED
+        if lines.total() >= 10  # a share of fewer means little
     ]
     return tuple(sorted(waits, key=lambda wait: (-wait.share, wait.what))[:5])
 

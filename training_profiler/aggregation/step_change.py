@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.statistics.trend import ChangePoint, Series, change_point, trend
 
-MOSTLY_CALLED: Final = 0.5  # of a line's time
 SamplesBySection = dict[str, Counter[Location | None]]
 
 
@@ -117,7 +116,7 @@ def _lines(
 def _called(line: LineStats) -> str:
     """Return the function that a line calls for most of its time; "" where it does something else."""
     name, share = max(line.called.items(), key=lambda item: item[1], default=("", 0.0))
-    return name if share >= MOSTLY_CALLED * line.share and name not in (CHECKS, PYTHON) else ""
+    return name if share >= 0.5 * line.share and name not in (CHECKS, PYTHON) else ""
 
 
 def _by_section(counts: LineCounts, names: Mapping[int, str]) -> SamplesBySection:

@@ -17,7 +17,6 @@ from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
 from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 
 POINTS_NEEDED: Final = 10
-FIRST: Final = 10  # steps that are left out of the correlation with inputs: they are longer for other reasons
 
 
 class StepPoint(NamedTuple):
@@ -49,7 +48,7 @@ class InputWork:
             if count == 1:
                 of_steps[int(at) - 1 - first_step] += elements
         for index, elements in of_steps.items():
-            if 0 <= index < len(durations_ns) and first_step + index >= FIRST:
+            if 0 <= index < len(durations_ns) and first_step + index >= 10:  # earlier steps are longer
                 seconds = durations_ns[index] * 1e-9
                 self._pairs += 1
                 self._sums += (elements, seconds, elements**2, seconds**2, elements * seconds)

@@ -20,13 +20,8 @@ from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TINY: Final = 4.0  # samples
 LARGER: Final = 8.0  # times, with which it is compared
-BATCHES_NEEDED: Final = 10
-STEPS_NEEDED: Final = 5
 MANY_SLICES: Final = 4.0  # a step; fewer may be parts that fit in memory
-MOST_OF_THEM: Final = 0.9  # of the training's batches: from one loader
-ALIKE: Final = 1.5  # times the numbers in a row
 CLOSE: Final = 0.25
-AGAIN: Final = 1.5  # calls for each sample: such as one for each token
 
 
 @RULES.rule(
@@ -81,7 +76,7 @@ class _Parts(NamedTuple):
 def _parts(snapshot: Snapshot) -> _Parts | None:
     """Return what goes through the model: slices of a batch, or small batches; None for anything else."""
     facts, loaders = snapshot.program.slices, [loader for loader in snapshot.loaders if loader.phase == "train"]
-    if facts is not None and facts.steps >= STEPS_NEEDED and facts.slices >= MANY_SLICES * facts.steps:
+    if facts is not None and facts.steps >= 5 and facts.slices >= MANY_SLICES * facts.steps:
         slices = facts.slices / facts.steps
         at = f" ({facts.place})" if facts.place else ""
         return _Parts(
@@ -101,7 +96,7 @@ def _parts(snapshot: Snapshot) -> _Parts | None:
         )
     loader = max(loaders, key=lambda loader: loader.batches, default=None)
     # One loader makes nearly all batches.
-    least = max(BATCHES_NEEDED, MOST_OF_THEM * sum(each.batches for each in loaders))
+    least = max(10, 0.9 * sum(each.batches for each in loaders))  # one loader makes nearly all batches
     if loader is None or loader.batches < least or not loader.samples or loader.samples > TINY * loader.batches:
         return None
     samples = loader.samples / loader.batches
@@ -163,7 +158,7 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
         saving_s += _saved_loading_s(snapshot, loaders)
         most = max(loaders, key=lambda loader: loader.batches)
         loader = f": batch_size={many} for its DataLoader{f' ({most.made_at})' if most.made_at else ''}"
-    if times > AGAIN:
+    if times > 1.5:  # such as one for each token
         again = f", {times:.3g} times for each"
         fix_again = "; go through all samples of a batch together, until the last of them has ended"
     at_once = "1 sample" if round(facts.rows, 1) == 1 else f"{facts.rows:.2g} samples"
@@ -188,7 +183,7 @@ def _is_one_by_one(facts: RowFacts) -> bool:
         and facts.few_batches >= 0.8 * facts.batches  # else it may be one sample that is made, as a text
         and facts.most * facts.batches <= 4 * facts.calls  # evenly: 4 times the mean, at most, after one batch
         and facts.training_rows >= 8 * facts.rows
-        and facts.elements <= ALIKE * facts.training_elements
+        and facts.elements <= 1.5 * facts.training_elements
     )
 
 

@@ -9,11 +9,7 @@ from training_profiler.diagnosis.finding import Change, Fix
 from training_profiler.model.lines import READ_BY_FUNCTION
 from training_profiler.model.snapshot import CHECKS, PYTHON, LineStats
 
-TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
-MOSTLY: Final = 0.5  # of a line's time: then all of the line is for that
 EACH_FROM: Final = 0.1
-MOST_OF_IT: Final = 0.5
-MOST_NAMES: Final = 2
 
 
 def named(names: str) -> frozenset[str]:
@@ -198,15 +194,15 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
         its = Counter({name: its_share for name, its_share in called.items() if activity.matches(name)})
         whole = its.total()
         if share and whole >= EACH_FROM * share:
-            names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= 0.2 * whole]
+            names = [name for name, its_share in its.most_common(2) if its_share >= 0.2 * whole]
             shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
             with_rest = float(whole)
             for line in lines:
                 of_line = sum(part for name, part in line.called.items() if activity.matches(name) and not line.inside)
-                with_rest += max(0.0, line.share - of_line) if of_line > MOSTLY * line.share else 0.0
+                with_rest += max(0.0, line.share - of_line) if of_line > 0.5 * line.share else 0.0  # all of it
             spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
     spent = sorted(spent, key=lambda each: -each.part)[:2]
-    return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
+    return spent if sum(each.part for each in spent) >= 0.3 else []  # less is mostly something else
 
 
 def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
@@ -224,6 +220,6 @@ def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
 
 def spent_text(spent: Sequence[Spent]) -> str:
     """Return "most of it spent copying objects (copy.deepcopy(), 60%)"."""
-    much = "most of it" if sum(each.part for each in spent) >= MOST_OF_IT else "much of it"
+    much = "most of it" if sum(each.part for each in spent) >= 0.5 else "much of it"
     parts = [f"{each.activity.text} ({', '.join((*each.names, f'{each.part:.0%}'))})" for each in spent]
     return f"{much} spent {' and '.join(parts)}"

@@ -28,8 +28,6 @@ from training_profiler.model.snapshot import (
     StepChange,
 )
 
-STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
-CONFIDENCE: Final = 2.0  # standard errors of a number of samples
 PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
 COPIED: Final = Fix(
     "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
@@ -38,7 +36,6 @@ COPIED: Final = Fix(
 )
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
-ALIKE_FROM: Final = 0.5  # of the rise of the whole step
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
     OTHERS: "other programs have the CPUs",
@@ -127,7 +124,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
 def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:
     """Return the change from which on steps take longer by more than ``threshold``; None without one."""
     step = snapshot.step
-    if step is None or step.change is None or step.settled_count < STEPS_NEEDED:
+    if step is None or step.change is None or step.settled_count < 100:  # as for a trend
         return None
     change = step.change
     is_rise = change.before_s > 0 and change.after_s / change.before_s - 1 > threshold
@@ -193,7 +190,7 @@ def _alike(change: StepChange) -> str:
     What a step does more of is in one of them, or in few. A slower machine, such as one whose clock falls or whose host
     gives its cores to others, makes all of them longer, and so does a thread that the program starts.
     """
-    least_rise = ALIKE_FROM * (change.after_s / change.before_s - 1)
+    least_rise = 0.5 * (change.after_s / change.before_s - 1)
     rises = {
         name: after_s / before_s - 1
         for name, (before_s, after_s) in change.sections.items()
@@ -212,7 +209,7 @@ def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
     """Return the line that carries most of what a section rose by; None where none does, or chance may explain it."""
     before_s, after_s = change.sections[section]
     for line in change.lines.get(section, ())[:1]:
-        rise_s, error_s = line.after_s - line.before_s, CONFIDENCE * line.after_s / line.samples**0.5
+        rise_s, error_s = line.after_s - line.before_s, 2 * line.after_s / line.samples**0.5  # standard errors
         if line.samples >= 10 and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
             return line
     return None

@@ -24,7 +24,6 @@ OTHERWISE_SAVES: Final = 0.5
 # 34 to 82 %, of 8 to 40 tensors of 1,024 to a million numbers. torch._foreach functions save as much of small tensors,
 # and nothing of 65,000 numbers each.
 OWN_SAVES: Final = 0.7
-MOST_OF_IT: Final = 0.5
 COMPUTING_TRIALS: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
 IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 
@@ -147,7 +146,7 @@ def _is_in_updates(snapshot: Snapshot) -> bool:
     section = snapshot.sections.get(OPTIMIZER_STEP)
     if section is None or section.avg_s is None or snapshot.is_by_device(OPTIMIZER_STEP):
         return True
-    return section.count * section.avg_s >= MOST_OF_IT * section.total_s
+    return section.count * section.avg_s >= 0.5 * section.total_s
 
 
 def can_fuse(facts: OptimizerFacts) -> bool:

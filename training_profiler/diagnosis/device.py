@@ -14,13 +14,11 @@ from training_profiler.diagnosis.shares import severity_of
 from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
 
 SAMPLES_NEEDED: Final = 5  # of the system monitor
-WAITS_FROM: Final = 0.15  # of step time: then more rows a batch are as much more to wait for
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
 SHORT_S: Final = 60.0
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
 IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
-MOST_OF_IT: Final = 0.5  # of the idle time
 LESS_MEMORY: Final = Fix(
     "Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; map "
     "datasets into memory (mmap) instead of loading them whole",
@@ -92,7 +90,7 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     gpu, share = fullest_gpu
     busy, waits = gpu.loop_utilization, snapshot.share_of_step(DATA_LOADING) or 0.0
-    if share >= threshold or waits >= WAITS_FROM or (busy is not None and busy.mean > 0.95):
+    if share >= threshold or waits >= 0.15 or (busy is not None and busy.mean > 0.95):
         return None
     return found(
         f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
@@ -323,7 +321,7 @@ def _with_cause(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> F
     """Return the finding; the fix for an idle device is that for its cause, where one makes up most of it."""
     causes = [each for each in findings if row_of(each).explains_idle]
     cause = max(causes, key=lambda each: each.potential_saving_s, default=None)
-    if cause is None or cause.potential_saving_s < MOST_OF_IT * finding.potential_saving_s:
+    if cause is None or cause.potential_saving_s < 0.5 * finding.potential_saving_s:
         return finding
     # The whole fix stands beside the cause, which is listed as well.
     return replace(finding, fix=f"First fix what keeps it waiting: {brief(cause.message)}")

@@ -22,7 +22,6 @@ from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
-GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of later epochs take at least
 
 
 @RULES.rule(
@@ -163,7 +162,7 @@ def _goes_on(epochs: tuple[EpochStats, ...], batch_s: float) -> bool:
         for epoch in epochs[1:]
         if epoch.steps
     ]
-    return not passes_s or median(passes_s) >= GOES_ON * batch_s
+    return not passes_s or median(passes_s) >= 0.5 * batch_s
 
 
 def _sections_of_repeated(finding: Finding) -> tuple[str, ...]:

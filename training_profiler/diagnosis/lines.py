@@ -16,7 +16,6 @@ from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 
-SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
@@ -60,7 +59,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = min(seconds, step.settled_s, seconds if idle_s is None else idle_s)
     share = seconds / step.total_s
     samples = sum(line.samples for line in waiting)
-    if share <= threshold or samples < SAMPLES_NEEDED:
+    if share <= threshold or samples < 10:  # fewer may be chance
         return None
     if potential_saving_s < max(MIN_SAVING_S, IDLE_AT_LEAST * seconds):
         return None

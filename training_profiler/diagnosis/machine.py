@@ -28,7 +28,6 @@ from training_profiler.model.snapshot import OTHER, Level, MachineStats, Snapsho
 
 MACHINE_BUSY: Final = "machine-busy"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
-NEARLY_ALL: Final = 0.9  # of the run
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
@@ -208,7 +207,7 @@ def _known_s(snapshot: Snapshot) -> float:
 def _lost_text(snapshot: Snapshot, part: float) -> str:
     """Return "2m 5s (40% of the run)", or the part of the time that is known where that is clearly less."""
     known_s = _known_s(snapshot)
-    of = "the run" if known_s >= NEARLY_ALL * snapshot.wall_s else f"the {duration_text(known_s)} that were measured"
+    of = "the run" if known_s >= 0.9 * snapshot.wall_s else f"the {duration_text(known_s)} that were measured"
     return f"{duration_text(part * known_s)} ({part:.0%} of {of})"
 
 

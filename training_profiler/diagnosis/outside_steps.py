@@ -15,10 +15,6 @@ from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 PREPARED: Final = (DATA_SET, MODEL, REST)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
-SHORT_S: Final = 10.0
-SAMPLES_NEEDED: Final = 30  # of the lines
-PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
-MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those of that time
 
 
 @RULES.rule(
@@ -69,22 +65,22 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     passes: dict[str, float] = {
         name: section.self_s - section.step_self_s
-        for name in PASSES
+        for name in (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
         if (section := snapshot.sections.get(name)) is not None
     }
     lines = list(snapshot.settled_lines.get(OUTSIDE_STEPS, ()))
     seen_s = sum(line.share for line in lines) * snapshot.wall_s
     rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s)), sum(passes.values())
     share = (rest_s + passes_s) / snapshot.wall_s
-    is_most = share > threshold and rest_s + passes_s > SHORT_S
+    is_most = share > threshold and rest_s + passes_s > 10
     if not is_most:
         passes, passes_s, share = {}, 0.0, rest_s / snapshot.wall_s
         if share <= 0.15 or rest_s <= 3:
             return None
     for name, seconds in passes.items():
-        if seconds >= MOSTLY * snapshot.sections[name].self_s:
+        if seconds >= 0.8 * snapshot.sections[name].self_s:  # outside steps: its lines are those of that time
             lines += snapshot.lines.get(name, ())
-    if sum(line.samples for line in lines) < SAMPLES_NEEDED:
+    if sum(line.samples for line in lines) < 30:
         return None
     ordered = tuple(sorted(lines, key=lambda line: -line.share))
     text = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share)

@@ -14,7 +14,6 @@ from training_profiler.model.machine import ASKED, FULL, YOUNG, Pause
 from training_profiler.model.snapshot import OTHER, Snapshot
 
 GARBAGE_COLLECTION: Final = "garbage collection"  # as the cause of uneven steps, where others have a section
-OFTEN: Final = 0.9  # of the steps: then a collection is part of each step
 FREEZE: Final = Fix(
     "Call gc.collect() and gc.freeze() once after the first steps: later collections leave out all objects made until "
     "then (training-profiler try measures what it brings). Objects that are made later, as in a buffer of lists, cost "
@@ -33,9 +32,7 @@ _FEWER: Final = Fix(
 # Of the cost of a page of new memory, the least that a fault costs: that cost includes giving the page back, a quarter
 # of it, and the kernel need not clear a page of a file.
 LEAST_COST: Final = 0.5
-MOST_OF_THEM: Final = 0.7
 CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
-LOCK: Final = "Python's lock"
 DISK: Final = "disk"
 
 
@@ -73,7 +70,7 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
             if line.called.get(_COLLECTS)
         }
         place = max(asked, key=lambda place: asked[place], default="")
-    often = "nearly every step" if stats.steps >= OFTEN * garbage.steps else f"{stats.steps} of {garbage.steps} steps"
+    often = "nearly every step" if stats.steps >= 0.9 * garbage.steps else f"{stats.steps} of {garbage.steps} steps"
     return found(
         f"Garbage collection takes {garbage.share_of_step:.0%} of step time "
         f"({ms_text(seconds / step.settled_count)} per step): {stats.step_count} {kind}, "
@@ -154,7 +151,7 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
     line, where = {}, ""
     for each in (*snapshot.lines_of_steps(FORWARD_PASS)[:1], *snapshot.lines_of_steps(OTHER)[:1]):
         part = min(1.0, each.share * snapshot.wall_s / step.total_s)
-        if each.samples >= 40 and part + share - 1 >= MOST_OF_THEM * share:
+        if each.samples >= 40 and part + share - 1 >= 0.7 * share:
             line = {"lines": f"{each.place} {each.what}"}
             where = f"; most of them at {line['lines']}, which takes {part:.0%} of step time"
             break
@@ -219,7 +216,7 @@ def pauses(snapshot: Snapshot) -> list[Pause]:
     lock = lock_wait(snapshot)
     if lock is not None:
         error_s = CONFIDENCE * lock.seconds / lock.samples**0.5
-        found.append(Pause(LOCK, lock.seconds, max(0.0, lock.seconds - error_s), lock.seconds + error_s))
+        found.append(Pause("Python's lock", lock.seconds, max(0.0, lock.seconds - error_s), lock.seconds + error_s))
     return sorted((pause for pause in found if pause.seconds), key=lambda pause: -pause.seconds)
 
 

@@ -11,8 +11,6 @@ from training_profiler.model.lines import hottest_places
 from training_profiler.model.snapshot import CHECKS, PYTHON, LineStats, Snapshot
 
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
-MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
-NEARLY_ALL: Final = 0.9
 SAY_NOTHING: Final = (CHECKS, PYTHON, "step", "backward")  # no call of the line, and calls that are a section
 # By the names under which programs import them.
 OTHER_LIBRARIES: Final = named(
@@ -37,9 +35,9 @@ def of_it(place: LineStats, of: float) -> str:
     """Return a place's part of the share ``of``, with the function that a line calls, or the hottest lines of one."""
     text = f"{min(1.0, place.share / of):.0%} of it"
     name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
-    is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_NOTHING
+    is_named = called >= 0.5 * place.share and name.rpartition(".")[2] not in SAY_NOTHING
     if called and is_named and place.lines == 1 and not place.inside:
-        mostly = "" if called >= NEARLY_ALL * place.share else "mostly "
+        mostly = "" if called >= 0.9 * place.share else "mostly "
         return f"{text}, {mostly}in {name}()"
     if place.lines > 1 and not place.inside:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]

@@ -11,12 +11,8 @@ from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
 from training_profiler.model.snapshot import Snapshot
 
-SLOWER: Final = 2.0  # times float32; less may be other work of the machine
-FASTER: Final = 2.0  # the peak in bfloat16 over that of what the model computes in
 MAKER: Final = "nvidia"  # cuDNN computes in NHWC; of other libraries nothing was measured
-DENSE: Final = 0.03  # of the device's peak: a model below it hardly computes convolutions on tensor cores
 SAVES: Final = 0.3  # of the passes: 29 % of a ResNet-50 in tf32 and 46 % of it with autocast, on an H200
-FEW: Final = 2  # convolutions
 
 
 @RULES.rule(
@@ -57,8 +53,8 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
     if rates is None or cpu is None or step is None or rates.dtype not in HALF:
         return None
-    if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < SLOWER * cpu.gflops:
-        return None
+    if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < 2 * cpu.gflops:
+        return None  # less may be other work of the machine
     computing_s = snapshot.computing_s()
     flops = (rates.flops_per_step or 0.0) * step.settled_count
     after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (0.25 * cpu.float32_gflops * 1e9))
@@ -93,7 +89,7 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     peaks = peak_of(rates.device, rates.dtype), peak_of(rates.device, "bfloat16")
     if busy is None or snapshot.program.autocast or rates.dtype not in ("float32", "tf32"):
         return None
-    if peaks[0] is None or peaks[1] is None or peaks[1][0] < FASTER * peaks[0][0]:
+    if peaks[0] is None or peaks[1] is None or peaks[1][0] < 2 * peaks[0][0]:
         return None
     share = min(1.0, rates.mfu) * (1 - peaks[0][0] / peaks[1][0])
     potential_saving_s = share * step.settled_s
@@ -134,11 +130,11 @@ def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
     rates = snapshot.throughput
     if facts is None or rates is None or optimizer is None:
         return None
-    if facts.channels_first < FEW or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
+    if facts.channels_first < 2 or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
         return None
     if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in ("tf32", *HALF):
         return None
-    if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE:
+    if busy_part(snapshot) is None or (rates.mfu or 0.0) < 0.03:  # it hardly computes convolutions on tensor cores
         return None
     cost = cost_of_steps(snapshot, threshold, SAVES * snapshot.computing_s())
     is_half = rates.dtype in HALF

@@ -15,7 +15,6 @@ from training_profiler.model.snapshot import OTHER, Snapshot
 
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
-BETWEEN: Final = 0.5  # of the kept graphs; fewer are those of each step's last backward pass
 ADDED_LOSSES: Final = Fix(
     "Add the losses and call backward() once: the gradients are the same but for rounding; keep several only where "
     "each loss needs gradients of its own",
@@ -26,7 +25,6 @@ SEPARATE_UPDATES: Final = Fix(
     "update of its own, and the generator's output need not keep its graph in the discriminator's loss",
     (Change.DETACH,),
 )
-CELL: Final = "Cell"
 IN_FORWARD: Final = 0.25  # of these
 OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
 SAME: Final = 1.05  # times as many passes
@@ -75,7 +73,8 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     keep = "keeps" if f"{kept:.2g}" == "1" else "keep"
     fix, because = ADDED_LOSSES, " for the next, which repeats what they have in common"
     # Losses with updates of their own, as in a GAN, must not be added.
-    has_updates_between = snapshot.program.kept_past_updates > BETWEEN * snapshot.program.kept_graphs
+    # Fewer are those of each step's last backward pass.
+    has_updates_between = snapshot.program.kept_past_updates > 0.5 * snapshot.program.kept_graphs
     if has_updates_between or per_step(snapshot, OPTIMIZER_STEP) >= USED_EACH_UPDATE * passes:
         fix, because = SEPARATE_UPDATES, ", although an update comes before another backward pass"
     return cost.finding(
@@ -229,7 +228,7 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     cost = cost_of_steps(snapshot, threshold, computing_s * saved_by_whole_sequences(facts))
     at = f" ({facts.place})" if facts.place else ""
-    layer = facts.kind.removesuffix(CELL)
+    layer = facts.kind.removesuffix("Cell")
     how = f"Let {layer}" if layer == facts.kind else f"Use {layer} instead of {facts.kind} and let it"
     return cost.finding(
         f"{facts.kind}{at} is called {facts.calls:.0f} times a step, for one step of a sequence each, though "

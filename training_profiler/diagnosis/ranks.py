@@ -12,8 +12,6 @@ from training_profiler.diagnosis.shares import StepShare
 from training_profiler.model.ranks import RankStats
 from training_profiler.model.snapshot import OTHER, Snapshot
 
-GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
-UNATTRIBUTED: Final = "no section"
 MOST_NAMED: Final = 4
 BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
@@ -31,7 +29,7 @@ class Slow(NamedTuple):
         """Return what the run would save; 0 if that is too little to report."""
         step = snapshot.step
         saving_s = 0.0 if step is None else self.saved_s * step.settled_count
-        least_s = 0.0 if step is None else max(MIN_SAVING_S, GAIN * threshold * step.settled_s)
+        least_s = 0.0 if step is None else max(MIN_SAVING_S, 0.5 * threshold * step.settled_s)  # less is ignored
         return saving_s if saving_s >= least_s else 0.0
 
 
@@ -57,7 +55,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause = ""
     if slowest.cause and slowest.cause_s is not None:
         place = f", {slowest.place}" if slowest.place else ""
-        where = UNATTRIBUTED if slowest.cause == OTHER else name_of(slowest.cause)
+        where = "no section" if slowest.cause == OTHER else name_of(slowest.cause)
         cause = f"; {ms_text(slowest.cause_s)} of that in {where}{place}"
         evidence |= {"cause": slowest.cause, "cause_s": slowest.cause_s, "place": slowest.place}
     if slowest.slower_since_step is not None:

@@ -72,7 +72,6 @@ REMARK: Final = RunRule("", 0.0)  # stands for the row of a finding without a ru
 
 # Steps after warm-up. A share of fewer steps means little, unless they are long: with LBFGS, or accumulated gradients.
 STEPS_NEEDED: Final = 10
-LONG_S: Final = 1.0  # of all these steps
 PASSES_NEEDED: Final = 20  # backward passes in them
 # A saving of less than this over the whole run is not reported, whatever its share.
 MIN_SAVING_S: Final = 0.02
@@ -139,7 +138,7 @@ def has_enough_steps(snapshot: Snapshot) -> bool:
     step, backward = snapshot.step, snapshot.sections.get(BACKWARD_PASS)
     if step is None or step.settled_count >= STEPS_NEEDED:
         return step is not None
-    if backward is None or step.settled_s < LONG_S:
+    if backward is None or step.settled_s < 1:
         return False
     return backward.count * step.settled_count >= PASSES_NEEDED * step.count
 

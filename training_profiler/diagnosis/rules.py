@@ -50,7 +50,6 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 
 THRESHOLDS: Final = RULES.thresholds()
-CONFIDENCE: Final = 2.0  # standard errors of the mean step
 HEALTHY: Final = "healthy"
 COMPUTES_SLOWLY: Final = "computes-slowly"
 SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth
@@ -89,7 +88,7 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
         return finding
     error, limit_s = 0.0, snapshot.wall_s
     if row.saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
-        error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
+        error = 2 * step.std_s / step.avg_s / step.settled_count**0.5  # standard errors of the mean
         limit_s = max(saving_s, step.total_s)
     least, most = row.saves(finding, snapshot) if callable(row.saves) else row.saves
     low_s, high_s = saving_s * max(0.0, least - error), min(limit_s, saving_s * (most + error))

@@ -48,7 +48,6 @@ from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
-ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
@@ -116,7 +115,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         potential_saving_s = min(potential_saving_s, idle_s)
     if variation <= threshold or potential_saving_s < max(MIN_SAVING_S, WORTH_SAYING * step.settled_s):
         return None
-    if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
+    if any(step.explained.get(name, 0.0) >= 0.05 for name in ACTING_SECTIONS):  # the least that is known
         return None
     if steps_do_more(snapshot, snapshot.thresholds) is not None or varies_with_work(step):
         return None

@@ -19,7 +19,6 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import LoaderStats, SectionStats, Snapshot
 
-MOST_OF_IT: Final = 0.9  # of the time in validations, which includes these passes
 # Of a forward pass; measured on the CPU for MLPs, convolutions, LSTMs and attention: 3 to 35 %.
 RECORDING_COSTS: Final = 0.15
 
@@ -77,7 +76,7 @@ def passes_before_training(snapshot: Snapshot, threshold: float) -> Finding | No
         return None
     cost = cost_of_run(snapshot, threshold, facts.seconds)
     validation = snapshot.sections.get(VALIDATION_EPOCH)
-    is_all = validation is not None and facts.seconds >= MOST_OF_IT * validation.total_s
+    is_all = validation is not None and facts.seconds >= 0.9 * validation.total_s
     often = "one pass" if facts.passes == 1 else f"{facts.passes} passes"
     return cost.finding(
         f"{cost.share:.1%} of the run is {often} without gradients over a data loader before the first step "

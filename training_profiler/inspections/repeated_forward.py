@@ -17,7 +17,6 @@ from training_profiler.model.program import RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
-MOST_KEPT: Final = 32  # calls that later ones are compared with
 MOST_SEEN: Final = 2_000  # parameters among which they are looked for
 MOSTLY: Final = 0.9  # of the calls get a part of a batch
 _PLAIN: Final = (int, float, str, bool, type(None))
@@ -108,7 +107,7 @@ class RepeatedForward(Inspection):
         key, earlier = of_call.key, of_call.earlier
         ended = of_call.now._replace(spent_ns=spent_ns, buffers=_buffers(module))
         if earlier is None:
-            if len(self._ended) >= MOST_KEPT:
+            if len(self._ended) >= 32:
                 del self._ended[next(iter(self._ended))]
             self._ended[key] = ended
             return

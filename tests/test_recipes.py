@@ -68,7 +68,7 @@ class Copy:
     def run_steps(self, settings: str = "") -> str:
         script = self.folder / "steps.py"
         script.write_text(STEPS.format(settings=settings), encoding="utf-8")
-        return self.run(str(script), **{SWITCH: "1"})
+        return self.run(str(script), **{SWITCH: "1", f"{SWITCH}_FORMAT": "lines"})
 
     def _files(self) -> dict[str, str]:
         return {

@@ -96,7 +96,7 @@ def test_two_ranks_train_and_only_rank_0_reports(tmp_path):
         (0, 10, True),
         (1, 10, True),
     ]
-    assert "Ranks: 2 of 2 reported" in ended.stdout.rpartition("=== Final")[2]
+    assert "10 steps, 2 ranks in " in ended.stdout.rpartition("=== Final")[2]
     assert sorted(path.name for path in ended.folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
 
 

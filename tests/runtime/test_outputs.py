@@ -114,7 +114,7 @@ def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     assert (third["step"], third["profiling/epoch_total_time"]) == (60, 2.0)
 
 
-def test_reports_that_nobody_asked_for_leave_time_between_them(tmp_path, capsys, monkeypatch):
+def test_reports_that_the_user_did_not_ask_for_leave_time_between_them(tmp_path, capsys, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
     for is_given, expected in ((False, [False, True, False, True]), (True, [True] * 4)):

@@ -440,7 +440,11 @@ def test_window_opens_on_request(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(["nowhere"], "is not a folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")],
+    [
+        (["nowhere"], "is neither a folder nor the name of a run"),
+        (["."], "no journal"),
+        ([".", "--steps", "0"], "number of steps"),
+    ],
 )
 def test_invalid_request_ends_with_status_2_and_the_reason(tmp_path, words, why):
     asked = command(tmp_path, "capture", *words)

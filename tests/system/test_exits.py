@@ -81,7 +81,7 @@ def test_script_keeps_its_status_and_traceback_and_gets_one_summary(tmp_path: Pa
 def test_report_names_the_exception_that_ended_the_run(tmp_path: Path) -> None:
     outcome = run_without_torch(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
     assert outcome.report["ended_by"] == "ValueError"
-    assert "Ended by: ValueError" in outcome.stdout
+    assert " VERDICT  ENDED BY ValueError after 3 steps" in outcome.stdout
 
 
 def test_hard_exit_leaves_a_journal_that_can_be_reported(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
     outcome = run_without_torch(tmp_path, PLANTED, variables=SWIFT)
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["lines"] == outcome.report["lines"]
-    assert "line sampler: " in report_command(tmp_path, str(outcome.folder)).stdout
+    assert "line sampler: " in report_command(tmp_path, str(outcome.folder), "--full").stdout
 
 
 def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_newest_run_of_a_folder_is_reported(trained: Outcome, words: list[str]) 
     outcome = report_command(trained.cwd, *words)
     assert outcome.status == 0
     assert outcome.stderr == f"training-profiler: reporting the newest run in runs: runs/{trained.folder.name}\n"
-    assert f"\n  training-profiler report runs/{trained.folder.name} --json\n" in outcome.stdout
+    assert f"training-profiler html runs/{trained.folder.name}\n" in outcome.stdout
     assert outcome.stdout.splitlines()[1].startswith("script.py - ")
 
 

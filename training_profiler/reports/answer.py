@@ -173,7 +173,7 @@ def worst_losses_of(finding: Finding) -> str:
 def saving_cell(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> str:
     """Return what an action saves: a step before and after it, its part of the training time, and time of this run.
 
-    What lies before the training is no part of its time. "" where the saving is not known.
+    The start of the program is left out of that part. "" where the saving is not known.
     """
     seconds = part * finding.potential_saving_s
     if not seconds or finding.code == MACHINE_BUSY:

@@ -21,7 +21,7 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.reports.layout import shortened
 
-# Of what is no section of the program.
+# Of rows that are not sections of the program.
 LABELS: Final = {
     OTHER: "unattributed (in step)",
     OUTSIDE_STEPS: "startup & between steps",
@@ -138,7 +138,7 @@ def folded(rows: list[ShareRow], kept: Iterable[str]) -> list[ShareRow]:
 
 
 def labels_of(snapshot: Snapshot) -> tuple[Mapping[str, str], str]:
-    """Return the names of what is no section, and what time ``training_rows`` divides, in words."""
+    """Return the names of rows that are not sections, and what time ``training_rows`` divides, in words."""
     if snapshot.training_s < snapshot.wall_s:
         return WITHOUT_START, "of training"
     return LABELS if snapshot.steps else WITHOUT_STEPS, "of run"

@@ -276,7 +276,7 @@ class Outputs:
         self.interval_row(snapshot)
 
     def _is_due(self) -> bool:
-        """Return whether a report may follow the last one: reports that nobody asked for leave some time between."""
+        """Return whether a report may follow the last one; without a ``log_every`` of the user some time is between."""
         now_s = time.monotonic()
         is_due = self._settings.is_log_every_given or now_s - self._printed_s >= BETWEEN_REPORTS_S
         self._printed_s = now_s if is_due else self._printed_s

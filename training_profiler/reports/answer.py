@@ -12,7 +12,7 @@ from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import row_of, section_of
 from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.model.snapshot import Snapshot
-from training_profiler.reports.layout import Layout
+from training_profiler.reports.layout import Layout, sentence
 from training_profiler.reports.sections import table_label
 from training_profiler.reports.verdict import GOOD, has_nothing_to_fix, important, saved_share, source_line, verdict
 
@@ -193,9 +193,8 @@ def _remarks(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, ch
     if changes:
         return []
     # The verdict says that a healthy run is one; what it adds to that stands behind the figures.
-    texts = [
-        each.message.partition("; ")[2] if each.code == HEALTHY else each.message for each in findings if not each.fix
-    ]
+    said = {each.code: each.message for each in findings if not each.fix}
+    texts = [sentence(text.partition("; ")[2]) if code == HEALTHY else text for code, text in said.items()]
     return (
         ["", *(line for text in texts if text for line in layout.wrap(text, first=" - ", rest="   "))]
         if any(texts)

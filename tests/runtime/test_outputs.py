@@ -136,7 +136,7 @@ def test_an_epoch_that_was_detected_has_a_line_and_a_marked_one_a_summary(tmp_pa
     outputs.epoch(EpochStats(3, 0.9, 60, 60, None, None, {OTHER: 0.9}, None, None), 180, is_marked=False)
     assert capsys.readouterr().out.splitlines() == [
         "Profiler: epoch 1: 2.00 s, 60% waiting for data, 300 samples/s",
-        "Profiler: epoch 2: 2.50 s, 0% waiting for data, 25% longer than epoch 1",
+        "Profiler: epoch 2: 2.50 s, 0% waiting for data, 25% longer than before",
     ]
     outputs.epoch(EpochStats(4, 0.9, 60, 60, None, None, {OTHER: 0.9}, None, None), 240)
     assert "=== Epoch 4 Profiling Summary ===" in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_status_line_is_rewritten_and_lines_of_the_program_stay(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "reports"), [(["--log-every", "50"], {}, 3), ([], {"TERM": "dumb"}, 3), (["--quiet"], {}, 0)]
+    ("words", "variables", "reports"), [(["--log-every", "50"], {}, 3), ([], {"TERM": "dumb"}, 0), (["--quiet"], {}, 0)]
 )
 def test_tables_where_they_were_asked_for_or_nothing(
     tmp_path: Path, words: list[str], variables: dict[str, str], reports: int
@@ -92,8 +92,8 @@ def test_tables_where_they_were_asked_for_or_nothing(
     assert text.count("=== Final Profiling Summary (160 steps) ===") == 1
 
 
-def test_output_to_a_file_is_as_before(tmp_path: Path) -> None:
+def test_a_short_run_has_no_reports_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     ended = execute_forked(tmp_path, "train.py")
     assert (ended.status, BEGIN in ended.stdout) == (0, False)
-    assert ended.stdout.count("=== Profiling Report") == 3
+    assert "=== Profiling Report" not in ended.stdout  # none within 10 s, where the user did not ask for them

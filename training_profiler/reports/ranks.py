@@ -45,8 +45,8 @@ def rank_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
 
 
 def unusual_ranks(snapshot: Snapshot) -> list[str]:
-    """Return which ranks are silent, missing, or ended before the others."""
-    return [] if snapshot.ranks is None else _not_reporting(snapshot.ranks)
+    """Return which ranks are silent, missing, or ended before the others, and what is left out for that."""
+    return [] if snapshot.ranks is None else [*_not_reporting(snapshot.ranks), *snapshot.ranks.left_out]
 
 
 def exchange_lines(snapshot: Snapshot) -> list[str]:

@@ -70,7 +70,7 @@ def test_a_click_on_an_outlier_shows_what_it_consists_of(page: Page) -> None:
         page.mouse(kind, x, y)
     shown = page.evaluate("document.querySelector('#step').innerText")
     assert shown.startswith("Step 201: ")
-    assert "data loading" in shown
+    assert "data_loading" in shown
 
 
 def test_a_recorded_step_is_drawn_span_by_span_and_a_click_zooms(page: Page) -> None:

@@ -313,8 +313,8 @@ def _beside_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *attempt_lines(snapshot)]
     if snapshot.open_sections:
         texts.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
-    texts += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
-    return [line for text in (*texts, *unusual_ranks(snapshot)) for line in layout.wrap(text)]
+    folder = [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []  # a path is not broken
+    return [*(line for text in (*texts, *unusual_ranks(snapshot)) for line in layout.wrap(text)), *folder]
 
 
 def _speed(snapshot: Snapshot) -> Iterator[str]:
@@ -401,10 +401,10 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         after.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
     if snapshot.ended_by:
         after.append(f"Ended by: {snapshot.ended_by}")
-    after += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
     lines = [line for sentence in before for line in layout.wrap(sentence)]
     lines += loader_lines(snapshot, layout)
     lines += [line for sentence in after for line in layout.wrap(sentence)]
+    lines += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
     return [*lines, ""] if lines else []
 
 

@@ -260,7 +260,7 @@ def report_of(runs: Path) -> str:
     os.environ["COLUMNS"] = "1000"  # so that no sentence is wrapped
     with TemporaryFile("w+", encoding="utf-8") as file:
         with redirect_stdout(file), redirect_stderr(file), suppress(SystemExit):
-            command(["report", str(folders[-1])])
+            command(["report", "--full", str(folders[-1])])
         file.seek(0)
         text = file.read()
     known = rf"{NAMED}|^Ended|^Ranks|^Attempts|Error|Traceback|switched off"

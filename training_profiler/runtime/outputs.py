@@ -37,7 +37,6 @@ from training_profiler.storage.run_folder import (
     PAGE,
     REPORT_DATA,
     REPORT_TEXT,
-    earlier_run,
     program_in,
     typed_path,
     typed_program,
@@ -442,7 +441,6 @@ class Outputs:
         folder = self._files.folder
         origin = Origin()
         if folder is not None:
-            command, earlier = self._files.command, earlier_run(folder)
-            before = None if earlier is None else typed_path(earlier)
-            origin = Origin(program_in(command), typed_path(folder), typed_program(command), before)
+            command = self._files.command  # earlier runs are not looked for here: the disk may not respond
+            origin = Origin(program_in(command), typed_path(folder), typed_program(command))
         return render_final(snapshot, findings, layout, self._settings.checklist, origin)

@@ -658,7 +658,7 @@ static PyObject *front_make(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     if (kind < 0 || kind >= KINDS_OF_FRONTS)
         return PyErr_Format(PyExc_ValueError, "there is no front of kind %d", kind);
-    Front *front = owner_new(type, 1 + GIVEN, 1); /* what a call needs stays until nobody can make one */
+    Front *front = owner_new(type, 1 + GIVEN, 1); /* what a call needs stays until no thread can make one */
     if (front == NULL)
         return NULL;
     front->call = CALLS_OF[kind];

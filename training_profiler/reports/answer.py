@@ -40,17 +40,13 @@ class Origin:
 
 def answer_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
     """Return the lines below the title, with so many findings that all fit into ``MOST_LINES``."""
-    return _answer(snapshot, findings, layout, origin)[0]
+    return answer_of(snapshot, findings, layout, origin)[0]
 
 
-def shown_changes(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> Sequence[Finding]:
-    """Return the findings that the answer has room for, in their order."""
-    return _answer(snapshot, findings, layout, origin)[1]
-
-
-def _answer(
+def answer_of(
     snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin
 ) -> tuple[list[str], Sequence[Finding]]:
+    """Return the lines of the answer, and the findings that it has room for."""
     layout = Layout(min(layout.width, WIDEST), layout.has_color, layout.is_unicode, layout.format)
     changes = important(snapshot, findings)
     shown = len(changes)

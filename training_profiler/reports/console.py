@@ -32,7 +32,7 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepStats,
 )
-from training_profiler.reports.answer import WIDEST, answer_lines, shown_changes, verdict_lines
+from training_profiler.reports.answer import WIDEST, answer_of, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
@@ -268,7 +268,7 @@ def render_final(
     is_full = is_full or layout.is_lines
     all_findings = insight_lines(snapshot, findings, layout)
     checks = ["", *checklist_lines(snapshot, layout)] if has_checklist else []
-    answer = answer_lines(snapshot, findings, layout, origin)
+    answer, changes = answer_of(snapshot, findings, layout, origin)
     if layout.is_lines:
         answer, all_findings = [*verdict_lines(snapshot, findings, layout), *all_findings], []
     else:
@@ -278,7 +278,7 @@ def render_final(
             f"=== Final Profiling Summary ({snapshot.steps} steps) ===",
             *title_lines(snapshot, origin.program, layout),
             "",
-            *breakdown_lines(snapshot, layout, shown_changes(snapshot, findings, layout, origin)),
+            *breakdown_lines(snapshot, layout, changes),
             *(_rank_block(snapshot, layout) if is_full else _beside_lines(snapshot, layout)),
             *(["", *_run_lines(snapshot, layout), *all_findings] if is_full else []),
             *checks,

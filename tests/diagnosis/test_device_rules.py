@@ -83,9 +83,9 @@ def lasting(wall_s: float) -> Snapshot:
 
 SAYS = {
     "gpu-utilization": {
-        "could be higher": run_at(0.75),
+        "busy for most of it": run_at(0.75),
         "the CPU cannot keep up": run_at(0.65),
-        "serious": run_at(0.45),
+        "idle for most of it": run_at(0.45),
         "just below": run_at(0.79),
         "its costliest cause": run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3),
         "6 of 12 s, at least 4 s in steps": lasting(17.0),

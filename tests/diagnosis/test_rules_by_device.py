@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.model.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
+from training_profiler.model.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot, Throughput
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
@@ -56,6 +56,22 @@ def test_idle_device_time_is_unknown_inside_a_section_around_the_step():
     assert found(run, "waits-for-device") is not None
 
 
+def test_a_finding_has_the_devices_time_of_a_section_and_not_only_the_hosts():
+    """67% of the time at 0.85 of the peak, of which bfloat16 leaves 7%; the host's passes take 6% of the step."""
+    finding = found(busy_for(AHEAD, 0.97), "full-precision")
+    assert finding is not None
+    assert finding.potential_saving_s == pytest.approx(8.0 * 0.67 / 0.85 * (1 - 66.9 / 989.4))
+    assert finding.actions[0].part == pytest.approx((1 - 66.9 / 494.7) / (1 - 66.9 / 989.4))
+
+
+def test_a_replayed_forward_and_backward_pass_leave_the_rest_of_the_hosts_step():
+    """Of 125 ms the host queues passes for 100 ms; the device works for 31.25: 31.25 to 56.25 ms are left."""
+    finding = found(busy_for(on_device(MANY, MANY), 0.25), "gpu-utilization")
+    assert finding is not None
+    assert finding.potential_saving_s == pytest.approx(64 * 0.125 * 0.75)
+    assert finding.actions[0].part == pytest.approx((125 - (31.25 + 56.25) / 2) / (125 * 0.75))
+
+
 def test_idle_device_time_is_unknown_without_device_time_of_forward():
     assert on_device(QUEUED, {"backward_pass": 0.625}).idle_device_s() is None
     assert on_device({"backward_pass": 0.5}, {"backward_pass": 0.625}).idle_device_s() == pytest.approx(0.375 * 8.0)
@@ -83,7 +99,18 @@ def queueing(avg_s: float) -> Snapshot:
     return replace(run, sections=sections)
 
 
+H200 = Throughput(8.0, dtype="float32", device="NVIDIA H200", tflops=44.8, peak_tflops=66.9, mfu=0.67)
+# Both the passes are queued in 6% of the step; the host waits for the device in a copy from pageable memory.
+AHEAD = replace(on_device({"data_transfer": 0.9, **QUEUED}, {"data_transfer": 0.02, **BUSY}), throughput=H200)
+MANY = {"forward_pass": 0.3, "backward_pass": 0.5, "optimizer_step": 0.15}  # of the host; the device waits between
 SAYS = {
+    "full-precision": {"of a host that waits in a copy": busy_for(AHEAD, 0.97)},
+    "gpu-utilization": {
+        "what the host queues": busy_for(on_device(MANY, MANY), 0.25),
+        "what the host queues beside long work": busy_for(on_device(MANY, MANY), 0.7),
+        "a host that waits in passes": busy_for(on_device({"forward_pass": 0.2, "backward_pass": 0.2}, MANY), 0.3),
+        "without device time": busy_for(snapshot_of(MANY, steps=64, step_s=0.125), 0.25),
+    },
     "healthy": {"a host waits for a busy device": replace(on_device(QUEUED, BUSY), lines=WAITING)},
     "step-time-varies": {"beyond what the device computes": queueing(0.25)},
     "waits-for-device": {"at most the idle time": replace(on_device(QUEUED, IDLE), lines=WAITING)},

@@ -1,6 +1,6 @@
 """The screens of the guide: what a report says of recorded runs. ``REWRITE_GOLDEN=1 make test TESTS=tests/golden``.
 
-The runs are in screens/, without the spans of their steps; of a GPU, the run is the one of tests/reports.
+The runs are in screens/, without the spans of their steps.
 """
 
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.test_texts import CHANGES, gpu_run
 from tests.support.golden import assert_golden
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import Origin, render_final
@@ -38,11 +37,6 @@ def test_a_screen_is_that_of_the_guide(name: str) -> None:
     text = screen_of(name).replace(str(read_run(RUNS / name).run_folder), f"runs/{name}")
     assert_golden(SCREENS / f"{name}.txt", text)
     assert_golden(SCREENS / f"{name}-answer.txt", "\n".join(answer_in(text)) + "\n")
-
-
-def test_the_screen_of_a_gpu_is_that_of_the_guide() -> None:
-    text = render_final(gpu_run(), CHANGES, Layout(is_unicode=True), origin=Origin("train.py", "runs/gpu", "train.py"))
-    assert_golden(SCREENS / "gpu-answer.txt", "\n".join(answer_in(text)) + "\n")
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.sections import DATA_LOADING
-from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
+from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FORWARD_PASS
+from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text, ms_text
 from training_profiler.diagnosis.change import when_text, work_of
-from training_profiler.diagnosis.finding import Change, Finding, Fix, brief
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.shares import severity_of
@@ -23,6 +23,9 @@ LESS_MEMORY: Final = Fix(
     "Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; map "
     "datasets into memory (mmap) instead of loading them whole",
     (Change.PREFETCH_FACTOR, Change.FEWER_WORKERS, Change.MAPPED_DATA, Change.OTHER_BATCHES, Change.ACCUMULATION),
+)
+GIVE_MORE_WORK: Final = (
+    'Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time'
 )
 GPU_UTILIZATION: Final = "gpu-utilization"
 SHARED_GPU: Final = "shared-gpu"
@@ -360,14 +363,33 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     idle = (1 - utilization) - utilization * between_s / step.total_s
     if min(1 - utilization, idle) <= 1 - threshold:
         return None
-    verdict = "the CPU probably cannot keep up" if utilization < 0.7 else "could be higher"
-    verdict = "serious" if utilization < 0.5 else verdict
+    queued_s = _queued_s(snapshot)
+    work_s, text = utilization * step.avg_s, ""
+    actions: tuple[Action, ...] = ()
+    if queued_s is not None and queued_s > max(work_s, MOSTLY * step.avg_s):
+        text = f"; the host takes {ms_text(queued_s)} a step to queue {ms_text(work_s)} of work"
+        # The rest of the host's step runs beside the device's work, or after it.
+        rest_s = step.avg_s - queued_s
+        left_s = (max(work_s, rest_s) + work_s + rest_s) / 2
+        part = min(1.0, max(0.0, step.avg_s - left_s) / (idle * step.avg_s))
+        actions = (
+            Action('torch.compile(model, mode="reduce-overhead")', (Change.COMPILE,), part),
+            Action("capture the whole step in a CUDA graph (torch.cuda.graph)", (Change.COMPILE,)),
+        )
     return found(
-        f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
+        f"GPU {index} is busy {utilization:.0%} of the time{text}",
         {"gpu": index, "utilization": utilization, "threshold": threshold},
-        'Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time',
+        Fix(GIVE_MORE_WORK, (Change.COMPILE, Change.OTHER_BATCHES, Change.LARGER_COLLECTIVES), actions),
         saving_s=idle * step.settled_s,
     )
+
+
+def _queued_s(snapshot: Snapshot) -> float | None:
+    """Return the host's time in the passes of a step, in s; None where the device's time in them is not measured."""
+    step, passes = snapshot.step, [snapshot.sections.get(name) for name in (FORWARD_PASS, BACKWARD_PASS)]
+    if step is None or not all(section is None or snapshot.is_by_device(section.name) for section in passes):
+        return None
+    return sum(section.settled_total_s for section in passes if section is not None) / step.settled_count
 
 
 @RULES.rule("shared-gpu", 0.10, label="GPU SHARED", saves=(0.0, 1.0), changes=(Change.OTHER_GPU,), is_first=True)

@@ -133,6 +133,20 @@ def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code:
     assert line_of(program, line) in first["finding"]
 
 
+def test_padding_is_found_with_what_shorter_rows_save(tmp_path: Path) -> None:
+    for name in ("plain", "cut", "tokens"):
+        (tmp_path / name).mkdir()
+    stdout, report = outcome_of("padded_texts", tmp_path / "plain", NOISE, **OFTEN)
+    finding, truth = find(report["findings"], "padding"), truth_of(stdout)
+    assert finding["evidence"]["padding"] == pytest.approx(truth["padding"], abs=0.02)
+    assert finding["evidence"]["lines"] == line_of("padded_texts", "def collate") + " collate"
+    stdout, report = outcome_of("padded_texts", tmp_path / "cut", NOISE, "--longest", **OFTEN)
+    said = finding["evidence"]["share_of_step"] * finding["evidence"]["to_longest"] / finding["evidence"]["padding"]
+    assert said == pytest.approx(1 - truth_of(stdout)["cpu_s"] / truth["cpu_s"], abs=0.1)
+    report = outcome_of("padded_texts", tmp_path / "tokens", NOISE, "--tokens", **OFTEN)[1]
+    assert "padding" not in [finding["code"] for finding in report["findings"]]
+
+
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:
     finding = find(findings_of("detached_teacher", tmp_path, NOISE, **OFTEN), "unused-graphs")
     assert "80% of them" in finding["finding"]

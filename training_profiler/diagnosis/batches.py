@@ -1,4 +1,4 @@
-"""Rules about batches so small that more samples would take hardly longer."""
+"""Rules about batches so small that more samples would take hardly longer, and about those that are mostly padding."""
 
 from typing import Final, NamedTuple
 
@@ -11,11 +11,11 @@ from training_profiler.base.sections import (
     WITHIN,
 )
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.finding import Change, Finding, Fix
-from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
+from training_profiler.diagnosis.program import NEARLY_EMPTY, is_on_cpu, per_step
 from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
 from training_profiler.diagnosis.rule import Saving
-from training_profiler.model.program import RowFacts
+from training_profiler.model.program import LOADER, RowFacts
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TINY: Final = 4.0  # samples
@@ -209,3 +209,55 @@ def _saved_loading_s(snapshot: Snapshot, loaders: list[LoaderStats]) -> float:
     waited_s, samples = sum(loader.wait_s for loader in training), sum(loader.samples or 0 for loader in training)
     loaded = sum(loader.samples or 0 for loader in loaders)
     return max(0.0, loading.total_s - waited_s / samples * loaded)
+
+
+@RULES.rule(
+    "padding",
+    threshold=0.10,  # of step time
+    label="PADDING",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    saves=(0.6, 1.1),
+    call=LOADER,
+)
+def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag sequences whose padding takes over 10 % of step time, as far as shorter rows would save it.
+
+    What operators of fixed size, starting operators and an idle device take stays as it is. None where nothing says
+    which positions are padding, and where operators cannot be followed, as in compiled code.
+    """
+    facts, program, step = snapshot.program.padding, snapshot.program, snapshot.step
+    if facts is None or step is None or not facts.padding:
+        return None
+    fixed_s = snapshot.idle_device_s() or 0.0
+    if is_on_cpu(program) and program.cpu is not None:
+        fixed_s = program.cpu.operator_s * program.operators * step.settled_count
+    computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
+    is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
+    is_of_trainer = any(call.site.inside.startswith("transformers/trainer.py") for call in program.calls)
+    removed = facts.to_longest if is_whole else facts.grouped
+    cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)
+    if is_whole and is_of_trainer:
+        text, change = "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer))", Change.LESS_PADDING
+        rest = "and tokenize without padding, so that rows are as long as the longest of their batch"
+    elif is_whole:
+        text, change = "DataLoader(..., collate_fn=...): pad to the longest of the batch", Change.LESS_PADDING
+        rest = "as torch.nn.utils.rnn.pad_sequence does"
+    else:
+        text, change = "DataLoader(..., batch_sampler=...): sequences of similar length together", Change.OTHER_ORDER
+        rest = "or pack several sequences into one row"
+        if is_of_trainer:
+            text = 'TrainingArguments(..., train_sampling_strategy="group_by_length")'
+            rest = "group_by_length=True before version 5; or pack several sequences into one row"
+    if is_whole and facts.grouped - facts.to_longest > 0.05:
+        rest += f"; batches of similar length (group_by_length) or packing leave out {facts.grouped:.0%} of positions"
+    return cost.finding(
+        f"{facts.padding:.0%} of the positions are padding ({facts.what}; worst batch {facts.worst:.0%}): "
+        f"computing them takes {cost.per_step} per step, {removed:.0%} of all positions can go",
+        Fix(f"{text}; {rest}", (change,), (Action(text, (change,)),)),
+        padding=facts.padding,
+        worst_batch=facts.worst,
+        to_longest=facts.to_longest,
+        grouped=facts.grouped,
+        part_of_forward=facts.part,
+        lines=facts.place,
+    )

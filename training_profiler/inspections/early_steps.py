@@ -9,6 +9,7 @@ from typing import Any, Final
 from training_profiler.inspections.frozen_forward import FrozenForward
 from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, is_watched
 from training_profiler.inspections.kept_graphs import GraphMarks
+from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
 from training_profiler.inspections.repeated_forward import RepeatedForward, SlicedBatches
 from training_profiler.inspections.unused import GradientUse, GraphUse
@@ -33,6 +34,7 @@ class EarlySteps:
         self._graphs = GraphMarks(context.calls)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
+        self._padding = Padding(program)
         self._inspections: dict[str, Inspection] = {  # by the name of their facts
             "repeats": self._repeats,
             "frozen": self._frozen,
@@ -40,6 +42,7 @@ class EarlySteps:
             "unused_gradients": self._gradients,
             "unused_graphs": GraphUse(program),
             "recurrent": RecurrentSteps(program),
+            "padding": self._padding,
         }
         self._open: Any = None  # the outermost call under way
         self._shadow: Shadow | None = None
@@ -127,10 +130,11 @@ class EarlySteps:
                 _attempt(self._frozen.fetch_begins, iterator, is_first)
             return fetch_begins(iterator, is_first)
 
-        def seen_fetch_ends(loader_pass: Any) -> None:
+        def seen_fetch_ends(loader_pass: Any, batch: Any = None) -> None:
             fetch_ends(loader_pass)
             with self._looking():
                 _attempt(self._frozen.fetch_ends)
+                _attempt(self._padding.fetched, loader_pass.iterator(), batch)
 
         return {"fetch_begins": seen_fetch_begins, "fetch_ends": seen_fetch_ends}
 
@@ -156,6 +160,8 @@ class EarlySteps:
             self._context.watch_backward(None)
             for each in self._inspections.values():
                 each.stop()
+            if self._padding.is_found and self._context.detector is not None:
+                self._context.detector.input_sizes.show_to(self._padding.look)
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""

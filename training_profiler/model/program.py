@@ -190,6 +190,19 @@ class RecurrentFacts(NamedTuple):
     place: str = ""  # the user's line of its first call
 
 
+class PaddingFacts(NamedTuple):
+    """Positions of sequences that are padding in the batches that were looked at; shares are of 0 to 1."""
+
+    batches: int
+    padding: float  # of all positions
+    worst: float  # of the positions of a batch
+    to_longest: float  # of all positions: those behind the longest sequence of their batch
+    grouped: float  # those that go if batches have sequences of similar length, too
+    part: float  # of operations in forward passes: those at all positions
+    what: str  # says that they are padding: "the mask", "padding_idx=0"
+    place: str = ""  # the user's function that puts samples together
+
+
 class RowFacts(NamedTuple):
     """The rows of inputs in the first forward passes of evaluations: of those with few rows, and of the training's."""
 
@@ -262,6 +275,7 @@ class ProgramFacts(NamedTuple):
     unused_graphs: UnusedGraphs | None = None  # None: all graphs are used, or it is not known
     passes_before: PassesBefore | None = None  # None: there were none
     nan_checks: NanChecks = NanChecks()
+    padding: PaddingFacts | None = None  # None: there is none, or it is not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -1,7 +1,7 @@
 """How large the inputs of forward passes are, in some steps of the training and in evaluations beside it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
@@ -144,6 +144,7 @@ class InputSizes(Fields):
         self.next_update = 0
         self.rows = EvaluatedRows()
         self.are_channels_last = False  # images among the first inputs, in NHWC order
+        self._look: Callable[[Any], None] | None = None
         self._every = EVERY
         self._looked_at: tuple[int, int] | None = None  # number of updates when they were due last, and when
         self._seen: list[tuple[int, int]] = []
@@ -169,6 +170,8 @@ class InputSizes(Fields):
 
     def add(self, inputs: tuple[Any, ...], update: int) -> None:
         """Add a forward pass with these inputs before the update of this number, if any of them is a tensor."""
+        if self._look is not None:
+            self._look(inputs)
         if update == 1 and not self.are_channels_last:
             self.are_channels_last = has_channels_last(inputs)
         shape = shape_of(inputs[0]) if len(inputs) == 1 else ()
@@ -178,6 +181,10 @@ class InputSizes(Fields):
             self.rows.add_training(shape)
             if len(self._seen) < MOST:
                 self._seen.append((update, elements_of(shape)))
+
+    def show_to(self, look: Callable[[Any], None]) -> None:
+        """Show the inputs that are looked at from now on to ``look``, which must not raise."""
+        self._look = look
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""

@@ -124,8 +124,8 @@ class LoopDetector(ModuleCalls):
         if is_over and loader_pass.kind is PassPhase.TRAINING and not has_trained:
             self.phases.reconsider(loader_pass)
 
-    def fetch_ends(self, loader_pass: LoaderPass) -> None:
-        """Record the end of a fetch that returned a batch."""
+    def fetch_ends(self, loader_pass: LoaderPass, batch: object = None) -> None:
+        """Record the end of a fetch that returned ``batch``, which the inspections of early steps look at."""
         if loader_pass.fetches and loader_pass.kind is _TRAINING:
             self._fetch_ends()
             loader_pass.fetches += 1

@@ -95,7 +95,7 @@ def _ends(
         if loader_pass.samples is not None:
             loader_pass.add_batch(batch)
     finally:
-        detector.fetch_ends(loader_pass)
+        detector.fetch_ends(loader_pass, batch)
 
 
 @hidden_from_warnings

@@ -1,0 +1,361 @@
+"""Finds positions of sequences that are computed though they are padding.
+
+Only tensors on the host are read. A real token may have the value that ends most rows, so the value alone says nothing:
+a mask, labels without a loss, lengths, or the ``padding_idx`` of an embedding has to say that it is padding.
+"""
+
+import contextlib
+import sys
+from collections.abc import Container, Iterable
+from itertools import islice
+from time import perf_counter_ns
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+from training_profiler.inspections.inspection import Inspection, SeenCall, UserProgram, tensors_within, why_not_counted
+from training_profiler.instrumentation.loop_detection.input_sizes import elements_of, shape_of
+from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
+from training_profiler.model.program import PaddingFacts
+
+FOLLOWED: Final = 3  # calls whose operations are looked at
+MOST_WITHOUT: Final = 8  # calls, after which a program is taken for one without padding
+MOST_ELEMENTS: Final = 4_000_000  # of a tensor that is read
+MOST_TENSORS: Final = 8  # of a batch
+MOST_LENGTHS: Final = 8192  # that are kept
+FEATURES: Final = 4  # of a position that are read
+IGNORED: Final = -100  # a label without loss
+MASKED: Final = -1e4  # and less: scores that do not count
+# In eval mode they leave their faster kernels where they find a mode of torch.
+WITH_FAST_PATH: Final = ("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer")
+Slot = tuple[Any, int, bool]  # data type, dimensions, and whether sequences are columns
+Shape = tuple[int, ...]
+
+
+class _Rows(NamedTuple):
+    """A tensor in rows that are sequences, and how many positions of each have the value that ends most of them."""
+
+    shape: Shape  # rows, positions
+    value: float
+    is_left: bool  # it begins them
+    runs: Any
+    slot: Slot
+    of_shape: Shape  # of the tensor
+
+
+class _Mask(NamedTuple):
+    """How many positions of each row do not count, from its end or from its begin on."""
+
+    shape: Shape
+    is_left: bool
+    runs: Any
+    what: str
+
+
+class _Batch(NamedTuple):
+    """What was read of a batch, and none of its tensors."""
+
+    tensors: list[list[_Rows]]  # of each, the ways in which it may have rows
+    masks: list[_Mask]
+    lengths: list[Any]  # integers, one a row
+
+
+class _Operations:
+    """What the operations of a call say about padding, and how long they take: by the shape of what they return."""
+
+    def __init__(self) -> None:
+        self.masks: list[_Mask] = []
+        self.lengths: list[Any] = []
+        self.embedded: set[tuple[Shape, float]] = set()  # shapes of ids, and the one that is padding
+        self.spent: list[tuple[Shape, int]] = []  # ns on the CPU; else numbers of the result
+        self._flat: set[Shape] = set()  # of results in which each sample has all that it had before in one row
+
+    def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, ns: int) -> None:
+        """Add an operation that has ended."""
+        made = result[0] if isinstance(result, tuple) and result else result
+        shape = shape_of(made)
+        if shape:
+            self.spent.append((shape, ns if made.is_cpu else elements_of(shape)))
+        name, mask = getattr(function, "__name__", ""), None
+        if name in ("flatten", "reshape", "view") and len(shape) == 2 and made.dim() < args[0].dim():
+            self._flat.add(shape)
+        elif name == "embedding":
+            padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+            self.embedded |= set() if padding is None else {(shape_of(args[0]), padding)}
+        elif name == "_pack_padded_sequence":
+            self.lengths.append(args[1])
+        elif name == "multi_head_attention_forward":
+            mask = kwargs.get("key_padding_mask")
+        elif name == "scaled_dot_product_attention":
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        elif name in ("masked_fill", "masked_fill_") and len(args) > 2 and float(args[2]) <= MASKED:
+            mask = args[1]
+        if mask is not None and mask.is_cpu:
+            self.masks += _masks(_of_keys(mask), "the attention mask")
+
+    def part_of(self, shapes: Iterable[Shape]) -> float:
+        """Return the part of operations whose results have all positions of rows of these shapes.
+
+        It is 0 where a layer takes whole rows at once: it has a weight for each position, and needs as many of them.
+        """
+        if any(made[0] == rows and made[1] > made[1] % length == 0 for made in self._flat for rows, length in shapes):
+            return 0.0
+        whole = sum(spent for _, spent in self.spent)
+        scaling = sum(spent for made, spent in self.spent if any(_has_positions(made, *shape) for shape in shapes))
+        return scaling / whole if whole else 0.0
+
+
+class Padding(Inspection):
+    """Reads the batches of some steps, and in few of them the operations of the model."""
+
+    def __init__(self, program: UserProgram) -> None:
+        self._program = program
+        self._fetched = _Batch([], [], [])
+        self._mode: Any = None
+        self._operations = _Operations()  # of the call under way
+        self._calls = self._followed = 0
+        self._values: dict[Slot, float] = {}  # that are padding
+        self._batches: list[
+            list[tuple[Shape, list[int]]]
+        ] = []  # of each the tensors: shape in rows, padding of each row
+        self._lengths = 0  # in them
+        self._parts: list[float] = []  # of operations, at all positions
+        self._what = self._place = ""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether padding is known by its value."""
+        return bool(self._values)
+
+    def fetched(self, iterator: Any, batch: Any) -> None:
+        """Read a batch of a loader."""
+        if self._is_worth_reading():
+            self._fetched = self._read(batch)
+            self._place = self._place or self._place_of(getattr(iterator, "_collate_fn", None))  # private: may be gone
+
+    def _is_worth_reading(self) -> bool:
+        return self._calls < MOST_WITHOUT or self.is_found
+
+    def _place_of(self, collate: Any) -> str:
+        """Return the user's function that puts samples together: "data.py:20 collate"; "" for a library's."""
+        function = vars(type(collate)).get("__call__") if not hasattr(collate, "__code__") else collate
+        code: Any = getattr(getattr(collate, "__func__", function), "__code__", None)
+        frame: Any = SimpleNamespace(f_code=code, f_lasti=0, f_back=None)
+        place = self._program.place_of(frame) if code is not None else ""
+        return f"{place} {code.co_qualname}" if place else ""
+
+    def begins(self, seen: SeenCall) -> _Batch | None:
+        """Read the inputs of a call; the operations of the first such calls are followed."""
+        if seen.is_bare or not seen.has_grad or not self._is_worth_reading():
+            return None
+        batch = self._batch_of(seen.inputs)
+        self._calls += 1
+        if batch.tensors and self._followed < FOLLOWED and not seen.is_watched and self._may_be_followed(seen.module):
+            self._followed += 1
+            self._operations = _Operations()
+            self._mode = _mode(self._operations)
+        return batch if batch.tensors else None
+
+    def _batch_of(self, inputs: Any) -> _Batch:
+        """Return what is known of the inputs, also from the batch on the host that had their shapes."""
+        given, fetched, self._fetched = self._read(inputs), self._fetched, _Batch([], [], [])
+        shapes = {shape_of(tensor) for tensor in tensors_within(inputs)}
+        shapes -= {rows.of_shape for tensor in given.tensors for rows in tensor}
+        on_device = [tensor for tensor in fetched.tensors if tensor[0].of_shape in shapes]
+        return _Batch(given.tensors + on_device, given.masks + fetched.masks, given.lengths + fetched.lengths)
+
+    def _may_be_followed(self, module: Any) -> bool:
+        if self._program.may_be_compiled(module) or why_not_counted(sys.modules["torch"], module) is not None:
+            return False
+        return all(each.training for each in modules_within(module) if type(each).__name__ in WITH_FAST_PATH)
+
+    def is_explored(self, of_call: _Batch) -> None:
+        """Follow the calls inside instead."""
+        self._followed -= self._mode is not None
+        self._mode = None
+
+    def begun(self, of_call: _Batch) -> _Batch:
+        """Begin to follow the operations of the call."""
+        if self._mode is not None:
+            self._mode.__enter__()
+        return of_call
+
+    def ends(self, of_call: _Batch, module: Any, spent_ns: int) -> None:
+        """Count the padding of the batch, as far as something says what is padding."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            self._count(of_call)
+            return
+        mode.__exit__(None, None, None)
+        operations, self._operations = self._operations, _Operations()
+        of_call.masks.extend(operations.masks)
+        of_call.lengths.extend(operations.lengths)
+        shapes = self._count(of_call, operations.embedded)
+        if shapes:
+            self._parts.append(operations.part_of(shapes))
+
+    def look(self, inputs: Any) -> None:
+        """Count the padding in the inputs of a later call."""
+        with contextlib.suppress(Exception):
+            self._count(self._batch_of(inputs))
+
+    def _count(self, batch: _Batch, embedded: Container[tuple[Shape, float]] = ()) -> list[Shape]:
+        """Add the padding of a batch; return the shapes of tensors with rows that have some."""
+        counted = []
+        for tensor in batch.tensors:
+            known = [(rows, runs) for rows in tensor if (runs := self._padding_of(rows, batch, embedded)) is not None]
+            if known:  # a batch may have as many sequences as positions
+                rows, runs = max(known, key=lambda each: int(each[1].sum()))
+                self._values[rows.slot] = rows.value
+                counted.append((rows.shape, runs.tolist()))
+                self._lengths += len(runs)
+        if counted and self._lengths <= MOST_LENGTHS:
+            self._batches.append(counted)
+        return [shape for shape, _ in counted]
+
+    def _padding_of(self, rows: _Rows, batch: _Batch, embedded: Container[tuple[Shape, float]]) -> Any:
+        """Return how many positions of each row are padding; None where nothing says so."""
+        for mask in batch.masks:
+            if (mask.shape, mask.is_left) != (rows.shape, rows.is_left):
+                continue
+            # Where one token ends a text and fills its row, its first one counts; labels of the next token have one
+            # position less. Masks of something else, such as of a prompt, have tokens of many values.
+            runs = rows.runs.minimum(mask.runs)
+            if bool((runs >= mask.runs - 1).all()) and int(runs.sum()) >= 0.8 * int(mask.runs.sum()):
+                self._what = self._what or mask.what
+                return runs
+        kept = (rows.shape[1] - rows.runs).sort().values
+        if any(_are_lengths(lengths, kept) for lengths in batch.lengths):
+            self._what = self._what or "the lengths"
+            return rows.runs
+        if (rows.of_shape, rows.value) in embedded:
+            self._what = self._what or f"padding_idx={rows.value:g}"
+            return rows.runs
+        return rows.runs if rows.slot in self._values else None
+
+    def _read(self, values: Any) -> _Batch:
+        batch = _Batch([], [], [])
+        for tensor in islice(tensors_within(values), MOST_TENSORS):
+            with contextlib.suppress(Exception):  # such as a nested or a sparse one
+                shape = shape_of(tensor)
+                if type(tensor) in plain_classes(sys.modules["torch"]) and tensor.is_cpu and min(shape) > 0:
+                    self._read_tensor(tensor.detach(), shape, batch)
+        return batch
+
+    def _read_tensor(self, tensor: Any, shape: Shape, batch: _Batch) -> None:
+        is_float = tensor.is_floating_point()
+        if len(shape) == 1 and not is_float:
+            batch.lengths.append(tensor)
+        if not 2 <= len(shape) <= 3 or elements_of(shape) > MOST_ELEMENTS:
+            return
+        if len(shape) == 2:
+            ignored = tensor == IGNORED
+            if bool(((tensor == 0) | (tensor == 1)).all()):
+                batch.masks.extend(_masks(tensor, "the mask"))
+                return
+            if bool(ignored.any()):
+                batch.masks.extend(_masks(ignored, f"labels of {IGNORED}"))
+                return
+            if is_float:
+                return
+        positions = tensor[..., None] if len(shape) == 2 else tensor[..., :FEATURES]
+        ways = [_rows(each, shape, self._values) for each in (positions, positions.transpose(0, 1))]
+        batch.tensors.append(ways)
+
+    def facts(self, steps: int) -> PaddingFacts | None:
+        """Return what is padding in the batches so far; None where nothing says what is."""
+        if not self._batches or not self._parts:
+            return None
+        rows = [each for batch in self._batches for each in batch]
+        sizes = [sum(count * length for (count, length), _ in batch) for batch in self._batches]
+        shares = [
+            sum(map(sum, (runs for _, runs in batch))) / size for batch, size in zip(self._batches, sizes, strict=True)
+        ]
+        whole = sum(sizes)
+        to_longest = sum(count * min(runs) for (count, _), runs in rows) / whole
+        # Rows of similar length put together: each has as many positions as the longest of so many neighbours.
+        kept = sorted((length - run for (_, length), runs in rows for run in runs), reverse=True)
+        count = max(1, round(len(kept) / len(rows)))
+        grouped = 1 - sum(most * len(kept[at : at + count]) for at, most in _every(kept, count)) / whole
+        return PaddingFacts(
+            len(sizes),
+            sum(share * size for share, size in zip(shares, sizes, strict=True)) / whole,
+            max(shares),
+            to_longest,
+            max(to_longest, grouped),
+            sum(self._parts) / len(self._parts),
+            self._what,
+            self._place,
+        )
+
+
+def _every(values: list[int], count: int) -> Iterable[tuple[int, int]]:
+    return ((at, values[at]) for at in range(0, len(values), count))
+
+
+def _mode(operations: _Operations) -> Any:
+    """Return a mode of torch that runs each operation unchanged and adds it to ``operations``."""
+
+    def follow(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, began_ns = kwargs or {}, perf_counter_ns()
+        result = function(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            operations.add(function, args, kwargs, result, perf_counter_ns() - began_ns)
+        return result
+
+    return type("Following", (sys.modules["torch"].overrides.TorchFunctionMode,), {"__torch_function__": follow})()
+
+
+def _rows(positions: Any, of_shape: Shape, values: dict[Slot, float]) -> _Rows:
+    """Return rows of positions, each with some of its features, with the value that is known, or that ends most."""
+    shape, is_column = tuple(positions.shape[:2]), tuple(positions.shape[:2]) != of_shape[:2]
+    slot = (positions.dtype, len(of_shape), is_column)
+    sides = []
+    for is_left in (False, True):
+        edge = positions[:, 0 if is_left else -1, 0]
+        value = values.get(slot, edge.mode().values.item())
+        sides.append((value, is_left, _runs((positions == value).all(2), is_left)))
+    value, is_left, runs = max(sides, key=lambda side: int(side[2].sum()))
+    return _Rows(shape, value, is_left, runs, slot, of_shape)
+
+
+def _runs(marked: Any, is_left: bool) -> Any:
+    """Return how many positions of each row are marked, from its end or from its begin on."""
+    return (marked if is_left else marked.flip(1)).int().cumprod(1).sum(1)
+
+
+def _masks(mask: Any, what: str) -> list[_Mask]:
+    """Return the masks that two values are, for rows and for columns, whichever of them marks padding.
+
+    The end of a row that has no padding shows which does. What is marked has to be all in one run.
+    """
+    found = []
+    for each in (mask, mask.T):
+        for is_left in (False, True):
+            marked = each != (each[:, -1:] if is_left else each[:, :1])
+            runs = _runs(marked, is_left)
+            if bool(runs.any()) and int(runs.sum()) == int(marked.sum()):
+                found.append(_Mask(tuple(each.shape), is_left, runs, what))
+    return found
+
+
+def _of_keys(mask: Any) -> Any:
+    """Return a mask of attention as one of batch and keys, True where these do not count."""
+    mask = mask.detach() <= MASKED if mask.is_floating_point() else mask
+    while mask.dim() > 2:  # heads, then queries: the last one sees all keys where each sees only those before it
+        mask = mask[:, 0] if mask.dim() > 3 else mask[:, -1]
+    return mask
+
+
+def _are_lengths(lengths: Any, kept: Any) -> bool:
+    """Return whether these integers are what rows have besides padding, in any order."""
+    if lengths.shape != kept.shape or not lengths.is_cpu:
+        return False
+    same = lengths.sort().values == kept
+    return bool(same.all()) or (len(kept) > 9 and bool(same.sum() >= 0.9 * len(kept)))
+
+
+def _has_positions(made: Shape, rows: int, length: int) -> bool:
+    """Return whether the result of an operation has values for each position of rows, also with heads or as columns."""
+    if made[0] == rows * length or made[:2] == (length, rows):
+        return True
+    return len(made) > 2 and length in made[1:] and made[0] % rows == 0

@@ -150,3 +150,53 @@ def test_deleted_model_is_not_kept_alive(instrumented):
     del training
     gc.collect()
     assert [reference() for reference in kept] == [None, None, None]
+
+
+class OwnCall(nn.Linear):
+    """Replaces ``__call__`` as models of gpytorch do."""
+
+    def __call__(self, inputs):
+        return self.forward(inputs)
+
+
+def test_a_replaced_call_is_the_programs_again_afterwards():
+    class Before(OwnCall):
+        def __call__(self, inputs):
+            return super().__call__(2 * inputs)
+
+    theirs = vars(OwnCall)["__call__"], vars(Before)["__call__"]
+    with instrumented_torch():
+
+        class Later(nn.Linear):
+            def __call__(self, inputs):
+                return self.forward(inputs)
+
+        with pytest.raises(TypeError, match=r"Wrong\.__init_subclass__\(\) takes no keyword arguments"):
+
+            class Wrong(OwnCall, color="red"):
+                pass
+
+        models = [kind(2, 1) for kind in (OwnCall, Before, Later)]
+        assert all(isinstance(model(torch.ones(1, 2)), torch.Tensor) for model in models)
+        assert vars(OwnCall)["__call__"] is not theirs[0]
+    assert (vars(OwnCall)["__call__"], vars(Before)["__call__"]) == theirs
+    assert not hasattr(Later.__call__, "__wrapped__")
+    assert "__init_subclass__" not in vars(nn.Module)
+
+
+def test_a_class_that_replaces_its_call_is_copied_by_cloudpickle(instrumented):
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    class Copied(nn.Linear):
+        def __call__(self, inputs):
+            return self.forward(inputs)
+
+    model = Copied(2, 1)
+    copied = pickle.loads(cloudpickle.dumps(model))
+    assert torch.equal(copied(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+def test_a_compiled_model_that_replaces_its_call_is_one_graph(instrumented):
+    model = OwnCall(2, 1)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))

@@ -26,7 +26,7 @@ CREATES_GRAPH: Final = {True: 3, False: 4}  # where create_graph is passed, of b
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
-    """Record outermost calls of ``torch.nn.Module``."""
+    """Record outermost calls of ``torch.nn.Module``, and of subclasses that replace ``__call__``."""
     original = torch.nn.Module.__call__
     outermost, ends = _outermost(context, torch, original)
     is_known = is_known_call(torch, original)
@@ -34,6 +34,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     if is_known:
         context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", MODULE, ends)
         context.after_import("torch._dynamo.variables.nn_module", functools.partial(_inline, patches, torch), patches)
+    _install_in_subclasses(patches, context, torch)
 
 
 def _inline(patches: Patches, torch: Any, module: str) -> None:
@@ -80,6 +81,68 @@ def _recorded(context: PatchContext, original: Any, is_known: bool, outermost: C
     replacement.__name__, replacement.__qualname__ = "__call__", "Module.__call__"
     replacement.__module__ = "torch.nn.modules.module"
     return replacement
+
+
+class _Here:
+    """Whether and how a call is recorded in this process. A copy, made with a class by cloudpickle, records nothing."""
+
+    def __init__(self, thread: TrainingThread | None = None, outermost: Callable[..., Any] | None = None) -> None:
+        self.thread, self.outermost = thread, outermost
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+
+def _install_in_subclasses(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record calls of the classes that replace ``Module.__call__``, such as gpytorch's, present and future ones."""
+    module_class, is_compiling = torch.nn.Module, context.is_compiling
+
+    def make(original: Any) -> Any:
+        here = _Here(context.training_thread, _outermost(context, torch, original)[0])
+
+        @functools.wraps(original)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if is_compiling():
+                return original(self, *args, **kwargs)
+            try:
+                if here.outermost is None or here.thread.busy_with:  # type: ignore[union-attr]
+                    return original(self, *args, **kwargs)
+                return here.outermost(self, args, kwargs)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+
+        return __call__
+
+    def look_at(kind: Any) -> None:
+        owners = [base for base in kind.__mro__ if "__call__" in vars(base)]
+        code = getattr(kind.__call__, "__code__", None)
+        if code is None or kind.__module__.partition(".")[0] == "torch":
+            return
+        # A call that goes on to torch's is recorded there; one that is inherited, at the class that has it.
+        goes_on = owners[1:2] == [module_class] and "__call__" in code.co_names
+        if not goes_on and (owners[0] is kind or not issubclass(owners[0], module_class)):
+            patches.replace(kind, "__call__", make)
+
+    def make_hook(_: Any) -> Any:
+        def __init_subclass__(kind: Any, /, **named: Any) -> None:  # noqa: N807
+            try:
+                super(module_class, kind).__init_subclass__(**named)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+            context.guarded(lambda: look_at(kind))
+
+        return classmethod(__init_subclass__)
+
+    patches.replace(module_class, "__init_subclass__", make_hook)
+    present: dict[Any, None] = {}  # several bases may lead to one
+    level = [module_class]
+    while level:
+        level = [kind for each in level for kind in type.__subclasses__(each)]
+        present.update(dict.fromkeys(level))
+    for kind in present:
+        look_at(kind)
 
 
 def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:

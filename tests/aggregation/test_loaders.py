@@ -355,3 +355,19 @@ def test_workers_of_both_phases_are_said_once() -> None:
         ("0", "val", False),
         ("1", "val", True),
     ]
+
+
+def test_names_differ_within_a_phase_alone() -> None:
+    loaders = [LoaderCounts(name) for name in ("a", "a", "a", "Set(7)")]
+    for loader, other in zip(loaders, (["Set(7)"], ["Set(8)", "a.py:3"], ["Set(7)"], []), strict=True):
+        loader.other_names = other
+    for loader, phase in zip(loaders, ("train", "train", "val", "train"), strict=True):
+        loader.by_phase[phase].add(10, None)
+    loaders[0].by_phase["val"].add(10, None)
+    assert [(loader.name, loader.phase) for loader in loader_stats(loaders, LoaderSums())] == [
+        ("a", "train"),
+        ("Set(8)", "train"),
+        ("Set(7)", "train"),
+        ("a", "val"),
+        ("Set(7)", "val"),
+    ]

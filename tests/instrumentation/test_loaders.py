@@ -111,8 +111,8 @@ def model():
 
 def counts_of(registry):
     return {
-        counts.name: [(counts.of(phase).batches, counts.of(phase).samples) for phase in (TRAIN, VAL)]
-        for counts in registry.all
+        str(number): [(counts.of(phase).batches, counts.of(phase).samples) for phase in (TRAIN, VAL)]
+        for number, counts in enumerate(registry.all)
     }
 
 

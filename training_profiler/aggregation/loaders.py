@@ -102,7 +102,7 @@ class LoaderInterval(NamedTuple):
     def stats(self, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
         """Return the stats for trackers; proportions are of the run so far, samples are left out."""
         batches = sum(self.batches.values())
-        stats = []
+        stats, names = [], {phase: _names(loaders, phase) for phase in (TRAIN, VAL)}
         for counts in loaders:
             table = self.sums.table(counts.loader_id)
             for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
@@ -110,7 +110,12 @@ class LoaderInterval(NamedTuple):
                 if not so_far and not part.any():
                     continue
                 loader = LoaderStats(
-                    counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
+                    names[phase].get(counts.loader_id, counts.name),
+                    int(part[DATA, 1]),
+                    None,
+                    int(part[DATA, 0]) / NS_PER_S,
+                    phase,
+                    **_means(part),
                 )
                 if so_far:
                     loader = replace(loader, proportion=so_far / batches, requested_proportion=counts.requested_share)
@@ -388,12 +393,29 @@ def _kind_of(name: str) -> int:
     return KIND_OF.get(name, NEITHER)
 
 
+def _names(loaders: Sequence[LoaderCounts], phase: str) -> dict[int, str]:
+    """Return the names of the loaders with batches in a phase, each a name of its own, by their ids.
+
+    A loader of validation may have the name of one of training, as the loaders of two dictionaries with the same keys.
+    """
+    used = [counts for counts in loaders if counts.of(phase).batches]
+    names = {counts.loader_id: counts.name for counts in used if not counts.other_names}  # the program's own, numbers
+    taken = set(names.values())
+    for counts in used:
+        if counts.loader_id not in names:
+            others = (*counts.other_names, *(f"{counts.name}-{number}" for number in range(2, len(used) + 2)))
+            name = next(each for each in (counts.name, *others) if each not in taken)
+            names[counts.loader_id] = name
+            taken.add(name)
+    return names
+
+
 def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[LoaderStats, ...]:
     """Return the stats of each loader that yielded at least one batch: training first, then validation."""
     stats = []
     for phase in (TRAIN, VAL):
         tallies = [(counts, counts.of(phase)) for counts in loaders]
-        batches = sum(tally.batches for _, tally in tallies)
+        batches, names = sum(tally.batches for _, tally in tallies), _names(loaders, phase)
         for counts, tally in tallies:
             if not tally.batches:
                 continue
@@ -402,7 +424,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
             made = tally.made
             stats.append(
                 LoaderStats(
-                    name=counts.name,
+                    name=names[counts.loader_id],
                     batches=tally.batches,
                     samples=tally.samples,
                     wait_s=wait_ns / NS_PER_S,

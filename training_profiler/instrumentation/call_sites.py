@@ -2,22 +2,41 @@
 
 import contextlib
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.instrumentation.loader_names import SourceCall, calls_under_way, held_as, keys_of
 from training_profiler.model.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite, OptimizerFacts
+from training_profiler.recording.data_loader import MAP_STYLE, behind_subsets
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
 MOST_READ: Final = 500  # of one kind; a program that makes an optimizer in each step made the first ones there too
 MOST_LOADERS: Final = 64  # the newest ones, whose iterators can be recognized
+MOST_NAMED: Final = 32  # loaders whose source is read for their names: some 5 ms each
 MOST_TEXT: Final = 60  # characters of an argument
 MOST_KINDS: Final = 4  # data types and devices that are listed
 MOST_OPTIMIZERS: Final = 64  # optimizers made in the training: some programs make one a step
 ReadSite = Callable[[FrameType | None], CallSite | None]
+
+
+class _MadeLoader(NamedTuple):
+    """How a loader was made: the call of ``DataLoader``, the program's calls around it, and how many they made before.
+
+    ``loader`` returns it, or None if it is gone.
+    """
+
+    sampler: ObjectIdentity
+    loader: Callable[[], Any]
+    call: CallFacts
+    calls: tuple[SourceCall, ...]
+    number: int
+    key: str | None = None  # of the dictionary that holds it, once searched for
 
 
 class CallSites:
@@ -27,7 +46,9 @@ class CallSites:
         self._read_site = read_site
         self._calls: dict[tuple[str, str, CallSite], CallFacts] = {}
         self._read: Counter[str] = Counter()
-        self._loaders: dict[int, tuple[ObjectIdentity, CallFacts]] = {}  # by the id of the sampler
+        self._loaders: dict[int, _MadeLoader] = {}  # by the id of the sampler
+        self._made: Counter[tuple[SourceCall, ...]] = Counter()  # loaders
+        self._named = 0  # loaders whose source was read
 
     def add(self, kind: str, function: str, arguments: dict[str, Any]) -> CallFacts | None:
         """Remember a call that has just been made; None without a line of the user's. Does not raise."""
@@ -58,13 +79,17 @@ class CallSites:
             names = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory")
             arguments = {name: value for name in names if (value := getattr(loader, name, None)) is not None}
             sampler, call = loader._index_sampler, self.add(LOADER, "DataLoader", arguments)
-            before = self._call_of(sampler)
+            before = self._made_by(sampler)
             # A library that makes a loader again from the user's takes its arguments from there.
-            if call is None or (before is not None and call.site.inside and not before.site.inside):
+            if call is None or (before is not None and call.site.inside and not before.call.site.inside):
                 return
+            is_own = not call.site.inside or call.site.inside.endswith(" __init__")
+            made_by = calls_under_way(sys._getframe(1), call.site) if is_own else ()
+            self._made[made_by] += 1
             while len(self._loaders) >= MOST_LOADERS:
                 del self._loaders[next(iter(self._loaders))]
-            self._loaders[id(sampler)] = ObjectIdentity(sampler), call
+            identities = ObjectIdentity(sampler), weakref.ref(loader)
+            self._loaders[id(sampler)] = _MadeLoader(*identities, call, made_by, self._made[made_by] - 1)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Remember the call that made an optimizer. Does not raise."""
@@ -87,12 +112,42 @@ class CallSites:
 
     def place_of_loader(self, sampler: Any) -> str:
         """Return the user's line that made the loader with this sampler; "" if unknown."""
-        call = self._call_of(sampler)
-        return "" if call is None else call.site.place
+        made = self._made_by(sampler)
+        return "" if made is None else made.call.site.place
 
-    def _call_of(self, sampler: Any) -> CallFacts | None:
-        identity, call = self._loaders.get(id(sampler), (None, None))
-        return call if identity is not None and identity.matches(sampler) else None
+    def names_of_loader(self, iterator: Any) -> tuple[str, ...]:
+        """Return the names of an iterator's loader: what holds it, its data set, and where it was made. Does not raise.
+
+        The first one is the best.
+        """
+        names: list[str] = []
+        made = self._made_by(iterator._index_sampler)
+        with contextlib.suppress(Exception):
+            if made is not None and self._named < MOST_NAMED:
+                self._named += 1
+                held = held_as(made.calls, made.number)
+                names.append(self._key_of(made) if held.has_computed_key else held.name)
+        with contextlib.suppress(Exception):
+            data = behind_subsets(iterator._dataset)
+            name = type(data).__name__
+            names.append(f"{name}({len(iterator._dataset)})" if iterator._dataset_kind == MAP_STYLE else name)
+        names.append("" if made is None else made.call.site.place)
+        return tuple(printable(name)[:MOST_TEXT] for name in names if name)
+
+    def _key_of(self, made: _MadeLoader) -> str:
+        """Return the key of a dictionary that holds a loader; a search over all objects finds all loaders in it."""
+        loader = made.loader()
+        if made.key is None and loader is not None:
+            keys = keys_of(loader)
+            for sampler, other in self._loaders.items():
+                if (key := keys.get(id(other.loader()))) is not None:
+                    self._loaders[sampler] = other._replace(key=key)
+            return keys.get(id(loader), "")
+        return made.key or ""
+
+    def _made_by(self, sampler: Any) -> "_MadeLoader | None":
+        made = self._loaders.get(id(sampler))
+        return made if made is not None and made.sampler.matches(sampler) else None
 
     def facts(self) -> tuple[CallFacts, ...]:
         """Return the calls so far."""

@@ -1,7 +1,7 @@
 """A data loader whose fetches are timed; in every other respect it is the user's loader."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -81,10 +81,11 @@ class LoaderArguments(NamedTuple):
 class LoaderCounts:
     """The batches, samples and fetch time of one loader, by phase."""
 
-    __slots__ = ("arguments", "by_phase", "loader_id", "name", "passes", "requested_share", "workers")
+    __slots__ = ("arguments", "by_phase", "loader_id", "name", "other_names", "passes", "requested_share", "workers")
 
     def __init__(self, name: str, loader_id: int | None = None) -> None:
         self.name = name
+        self.other_names: Sequence[str] = ()  # where another loader of the phase has the name
         self.loader_id = next(_loader_ids) if loader_id is None else loader_id  # unique in all runs of this process
         self.requested_share: float | None = None  # of the training's batches, as given by the user
         self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
@@ -195,9 +196,10 @@ class LoaderRegistry:
         self._counts[key].use_arguments(loader_arguments(loader))
         return self._counts[key]
 
-    def add_inferred(self, name: str | None = None) -> LoaderCounts:
-        """Return new counts for a loader found by a patch, named by the next number if ``name`` is None."""
-        counts = LoaderCounts(name or self._next_name())
+    def add_inferred(self, names: Sequence[str] = ()) -> LoaderCounts:
+        """Return new counts for a loader found by a patch: its names, the best first, or the next number."""
+        counts = LoaderCounts(names[0] if names else self._next_name())
+        counts.other_names = names[1:]
         self._counts[-counts.loader_id] = counts  # ids of objects are never negative
         return counts
 

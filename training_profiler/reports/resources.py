@@ -289,8 +289,8 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     workers = loader.workers
     begin = f"Workers of loader {loader_name(loader)}:"
     if workers is None:
-        # Detected loaders have numbers; loaders with names are of a program that marks them: no worker is looked at.
-        is_known = loader.num_workers and loader.name.isdecimal()
+        # Of loaders that the program marks, no worker is looked at.
+        is_known = loader.num_workers and (loader.made_at or loader.name.isdecimal())
         is_worth_a_line = is_known and loader.phase == TRAIN and loader.batches >= SEEN_FROM
         return layout.wrap(f"{begin} no figures of what they do") if is_worth_a_line else []
     queued = f", {ms_text(workers.cpu_wait_avg_s)} of it waiting for a CPU" if workers.cpu_wait_avg_s else ""

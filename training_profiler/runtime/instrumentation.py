@@ -207,7 +207,8 @@ class Instrumentation:
             loaders = self._loaders()
             if loaders is None:
                 return None
-            self._known_loaders = KnownLoaders(loaders, self.context.calls.place_of_loader)
+            calls = self.context.calls
+            self._known_loaders = KnownLoaders(loaders, calls.place_of_loader, calls.names_of_loader)
         counts = self._known_loaders.counts_of(iterator)
         workers = getattr(iterator, "_workers", None)  # private: may be gone
         if counts is not None and workers:

@@ -135,6 +135,7 @@ class LoaderRow(Struct, array_like=True):
     phases: list[Phase] = []
     arguments: LoaderArguments | None = None
     workers: WorkerSums | None = None
+    other_names: list[str] = []
 
     @classmethod
     def of(cls, counts: LoaderCounts) -> Self:
@@ -142,12 +143,14 @@ class LoaderRow(Struct, array_like=True):
         phases = [counts.of(phase) for phase in (TRAIN, VAL)]
         rows = [Phase(cast(Any, of.phase), of.batches, of.samples, of.wait_ns, of.made, of.cut_passes) for of in phases]
         sums = (counts.name, counts.batches, counts.samples, counts.wait_ns)
-        return cls(*sums, counts.loader_id, counts.requested_share, rows, counts.arguments, counts.workers)
+        names, arguments, workers = list(counts.other_names), counts.arguments, counts.workers
+        return cls(*sums, counts.loader_id, counts.requested_share, rows, arguments, workers, names)
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
         counts = LoaderCounts(printable(self.name), self.loader_id)
         counts.requested_share = self.requested_share
+        counts.other_names = [printable(name) for name in self.other_names]
         if self.arguments is not None:
             counts.use_arguments(fit(self.arguments))
         if self.workers is not None:

@@ -1,7 +1,7 @@
 """Data loaders, which iterators belong to which, and their passes: what of each is known, and which are under way."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -195,12 +195,18 @@ class KnownLoaders:
 
     A loader is recognized by its index sampler, which it keeps for all passes. A program may also make a new loader for
     each epoch. It continues an earlier loader that is gone and had the same signature and data set. The data set may
-    differ if the earlier one is gone too. ``place_of`` returns the user's line that made the loader of a sampler.
+    differ if the earlier one is gone too. ``place_of`` returns the user's line that made the loader of a sampler,
+    ``names_of`` the names of the loader of an iterator, the best first.
     """
 
-    def __init__(self, registry: LoaderRegistry, place_of: Callable[[Any], str] = lambda sampler: "") -> None:
+    def __init__(
+        self,
+        registry: LoaderRegistry,
+        place_of: Callable[[Any], str] = lambda sampler: "",
+        names_of: Callable[[Any], Sequence[str]] = lambda iterator: (),
+    ) -> None:
         self._registry = registry
-        self._place_of = place_of
+        self._place_of, self._names_of = place_of, names_of
         self._known: list[_KnownLoader] = []
         self._others: LoaderCounts | None = None
 
@@ -212,7 +218,7 @@ class KnownLoaders:
                 is_remade = not known.sampler.matches(iterator._index_sampler)
                 known.follow(iterator)
             elif len(self._known) < MAX_LOADERS:
-                known = _KnownLoader(self._registry.add_inferred(), iterator)
+                known = _KnownLoader(self._registry.add_inferred(self._names_of(iterator)), iterator)
                 self._known.append(known)
             if known is not None:
                 arguments, made_at = loader_arguments(iterator, "_"), self._place_of(iterator._index_sampler)
@@ -221,7 +227,7 @@ class KnownLoaders:
         except Exception:  # private attributes of torch, and classes of the user's
             return None
         if self._others is None:
-            self._others = self._registry.add_inferred(OTHER_LOADERS)
+            self._others = self._registry.add_inferred((OTHER_LOADERS,))
         return self._others
 
     def _find(self, iterator: Any) -> _KnownLoader | None:

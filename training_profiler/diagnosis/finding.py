@@ -99,6 +99,7 @@ class Change(Enum):
     NO_REQUIRES_GRAD = "no unused gradients", EXACT
     DETACH = "no kept graphs", EXACT
     LESS_PADDING = "less padding", CLOSE, DROPOUT
+    CACHED_WEIGHTS = "parametrize.cached", CLOSE, "if the parametrization keeps no state"
     NAN_FILTER = "logging_nan_inf_filter", EXACT
     OTHER_PROCESS = "work in another process", EXACT
     CHEAPER_LINES = "cheaper lines", EXACT_IF, "if they compute the same"

@@ -244,6 +244,35 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
+    "computed-weights",
+    threshold=0.05,  # of step time
+    label="COMPUTED AGAIN",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    saves=(0.6, 1.2),
+    changes=(Change.CACHED_WEIGHTS,),
+    explains_idle=True,
+)
+def computed_weights(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag weights whose parametrization is computed at each use, though once for a backward pass would do."""
+    facts = snapshot.program.weights
+    if facts is None:
+        return None
+    forward_s, backward_s = (snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+    cost = cost_of_steps(snapshot, threshold, facts.part * forward_s + facts.part_of_backward * backward_s)
+    what = f"{facts.name} is" if facts.weights == 1 else f"{facts.weights} weights, such as {facts.name}, are"
+    at = f" ({facts.place})" if facts.place else ""
+    return cost.finding(
+        f"{what} computed {facts.calls:.3g} times a step from the same parameters{at}: each use computes its "
+        f"parametrization, which takes {cost.per_step} per step after the first",
+        "with torch.nn.utils.parametrize.cached(): around the forward pass and its loss",
+        calls=facts.calls,
+        part_of_forward=facts.part,
+        part_of_backward=facts.part_of_backward,
+        lines=facts.place,
+    )
+
+
+@RULES.rule(
     "small-operators",
     threshold=0.25,  # of step time that fewer operators would save
     claims=lambda finding: (OTHER if "outside_modules" in finding.evidence else FORWARD_PASS, BACKWARD_PASS),
@@ -284,7 +313,7 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     operator_s = computing_s * max(0.0, 1 - cpu_loss(snapshot.machine).all) / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
-    if time_step_loop(snapshot, snapshot.thresholds) is not None:
+    if any(rule(snapshot, snapshot.thresholds) is not None for rule in (time_step_loop, computed_weights)):
         return None
     potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
     if program.forward is not None:

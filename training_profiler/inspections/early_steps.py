@@ -11,7 +11,7 @@ from training_profiler.inspections.inspection import Counts, Inspection, SeenCal
 from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
-from training_profiler.inspections.repeated_forward import RepeatedForward, SlicedBatches
+from training_profiler.inspections.repeated_forward import RepeatedForward, RepeatedWeights, SlicedBatches
 from training_profiler.inspections.unused import GradientUse, GraphUse
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
@@ -35,6 +35,7 @@ class EarlySteps:
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
+        self._weights = RepeatedWeights(program)
         self._inspections: dict[str, Inspection] = {  # by the name of their facts
             "repeats": self._repeats,
             "frozen": self._frozen,
@@ -43,6 +44,7 @@ class EarlySteps:
             "unused_graphs": GraphUse(program),
             "recurrent": RecurrentSteps(program),
             "padding": self._padding,
+            "weights": self._weights,
         }
         self._open: Any = None  # the outermost call under way
         self._shadow: Shadow | None = None
@@ -119,6 +121,7 @@ class EarlySteps:
             with self._looking():
                 _attempt(self._repeats.backward_ends)
                 self._frozen.backward_ends()
+                self._weights.backward_ends()
 
         return {"update_ends": seen_update_ends, "backward_ends": seen_backward_ends}
 
@@ -145,6 +148,7 @@ class EarlySteps:
             _attempt(self._repeats.backward_begins, is_seen)
             if trains:
                 _attempt(self._graphs.backward_begins, args, kwargs, frame)
+        self._weights.backward_begins()
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ class _Operations:
     def __init__(self) -> None:
         self.masks: list[_Mask] = []
         self.lengths: list[Any] = []
-        self.embedded: set[tuple[Shape, float]] = set()  # shapes of ids, and the one that is padding
+        self.embedded: set[tuple[Shape, float]] = set()  # shapes of ids, and padding_idx
         self.spent: list[tuple[Shape, int]] = []  # ns on the CPU; else numbers of the result
         self._flat: set[Shape] = set()  # of results in which each sample has all that it had before in one row
 
@@ -156,7 +156,7 @@ class Padding(Inspection):
         return batch if batch.tensors else None
 
     def _batch_of(self, inputs: Any) -> _Batch:
-        """Return what is known of the inputs, also from the batch on the host that had their shapes."""
+        """Read the inputs, and for those on a device the batch on the host that had their shapes."""
         given, fetched, self._fetched = self._read(inputs), self._fetched, _Batch([], [], [])
         shapes = {shape_of(tensor) for tensor in tensors_within(inputs)}
         shapes -= {rows.of_shape for tensor in given.tensors for rows in tensor}

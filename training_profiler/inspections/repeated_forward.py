@@ -1,19 +1,22 @@
-"""Finds modules that are called again with the same input, or with one part of a batch after another.
+"""Finds modules that are called again with the same input, or with one part of a batch after another, and weights that
+are computed again from the same parameters.
 
-One call would do: with that input, or with the whole batch.
+Once would do: with that input, with the whole batch, or for all that use the weight.
 """
 
 import contextlib
 import sys
 import weakref
 from itertools import islice
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.compared_values import are_same, input_values, state_of
 from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, generator_state
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within, plain_classes
-from training_profiler.model.program import RepeatFacts, SliceFacts
+from training_profiler.model.program import ComputedWeights, RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
@@ -275,3 +278,119 @@ def _part(seen: SeenCall, tensor: Any) -> _Part | None:
     tensors: list[Any] = []
     module = (seen.counts.steps, id(seen.module), *state_of(seen.module, tensors))
     return _Part(whole, tensor.storage_offset(), rows, module, tensors, seen.caller)
+
+
+class RepeatedWeights(Inspection):
+    """Times parametrizations, which are computed at each use of their weight, by hooks within some steps.
+
+    Those of forward passes are on all modules, during a call; those of backward passes are in the graph of the call.
+    """
+
+    def __init__(self, program: UserProgram) -> None:
+        self._program = program
+        self._names: dict[int, dict[int, str]] = {}  # of weights, by their ids, within each outermost module
+        self._handles: list[Any] = []
+        self._thread = self._began_ns = 0  # of the call, and of the parametrization under way
+        self._counts = Counts(0, 0, 0)
+        self._weights: dict[int, str] = {}  # of the call under way
+        self._once: set[tuple[str, int, int]] = set()  # weights of each backward pass and update
+        self._uses = 0
+        self._spent_ns, self._all_ns = [0, 0], [0, 0]  # forward and backward, of parametrizations and of all
+        self._pass_began_ns = 0  # the backward pass under way
+        self._steps: set[int] = set()
+        self._place = ""
+
+    def begins(self, seen: SeenCall) -> SeenCall | None:
+        """Add hooks for the call of a module with parametrizations."""
+        module = seen.module
+        if not seen.has_grad or len(self._steps) >= 6:
+            return None
+        if id(module) not in self._names:
+            lists = [path for path, each in module.named_modules() if type(each).__name__ == "ParametrizationList"]
+            lists = [] if lists and self._program.may_be_compiled(module) else lists
+            self._names[id(module)] = {
+                id(module.get_submodule(path)): path.replace("parametrizations.", "") for path in lists
+            }
+        self._weights = self._names[id(module)]
+        if self._weights:
+            hooks = sys.modules["torch"].nn.modules.module
+            self._handles.append(hooks.register_module_forward_pre_hook(self._enters))
+            self._handles.append(hooks.register_module_forward_hook(self._leaves))
+        return seen
+
+    def is_explored(self, of_call: Any = None) -> None:
+        """Remove the hooks."""
+        self._thread = 0
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def begun(self, of_call: SeenCall) -> SeenCall:
+        """Expect calls on this thread."""
+        self._thread, self._counts = get_ident(), of_call.counts
+        return of_call
+
+    def ends(self, of_call: SeenCall, module: Any, spent_ns: int) -> None:
+        """Add the call."""
+        self.is_explored()
+        self._all_ns[0] += spent_ns
+        self._steps.add(of_call.counts.steps)
+
+    def backward_begins(self) -> None:
+        """Handle the begin of a backward pass."""
+        self._pass_began_ns = perf_counter_ns()
+
+    def backward_ends(self) -> None:
+        """Add a backward pass whose forward pass was seen."""
+        if self._pass_began_ns and self._counts.steps in self._steps:
+            self._all_ns[1] += perf_counter_ns() - self._pass_began_ns
+        self._pass_began_ns = 0
+
+    def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        if get_ident() == self._thread and id(module) in self._weights:
+            self._place = self._place or self._program.place_of(sys._getframe(1))
+            self._began_ns = perf_counter_ns()
+
+    def _leaves(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        name = self._weights.get(id(module))
+        if get_ident() != self._thread or name is None:
+            return
+        self._spent_ns[0] += perf_counter_ns() - self._began_ns
+        self._uses += 1
+        self._once.add((name, self._counts.backwards, self._counts.updates))
+        node = getattr(output, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(self._gradient_begins)
+            for last in _nodes_before_parameters(node):
+                last.register_hook(self._gradient_ends)
+
+    def _gradient_begins(self, gradients: Any) -> None:
+        self._began_ns = perf_counter_ns()
+
+    def _gradient_ends(self, *gradients: Any) -> None:
+        now_ns = perf_counter_ns()
+        self._spent_ns[1] += now_ns - self._began_ns
+        self._began_ns = now_ns
+
+    def facts(self, steps: int) -> ComputedWeights | None:
+        """Return what was computed again; None for nothing."""
+        if self._uses <= len(self._once) or not all(self._all_ns):
+            return None
+        again = 1 - len(self._once) / self._uses
+        forward, backward = (spent / whole for spent, whole in zip(self._spent_ns, self._all_ns, strict=True))
+        names = {name for name, _, _ in self._once}
+        calls = self._uses / len(self._once)
+        return ComputedWeights(min(names), len(names), calls, again * forward, again * backward, self._place)
+
+
+def _nodes_before_parameters(node: Any) -> list[Any]:
+    """Return the nodes of a graph that give gradients to parameters; the graph of a parametrization is small."""
+    waiting, visited, found = [node], set[Any](), []
+    while waiting and len(visited) < 200:
+        node = waiting.pop()
+        inner = [each for each, _ in node.next_functions if each is not None and each not in visited]
+        visited.update(inner)
+        if any(each.name().endswith("AccumulateGrad") for each in inner):
+            found.append(node)
+        waiting += inner
+    return found

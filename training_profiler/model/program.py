@@ -133,6 +133,17 @@ class RepeatFacts(NamedTuple):
     steps_with: int = 0  # steps with such a call
 
 
+class ComputedWeights(NamedTuple):
+    """Weights with parametrizations that are computed more than once for a backward pass, in early steps."""
+
+    name: str  # of one of them: "turn.weight"
+    weights: int
+    calls: float  # of the parametrization of a weight, for a backward pass
+    part: float  # of the time of forward passes: all calls but the first ones; 0 to 1
+    part_of_backward: float  # the same of backward passes
+    place: str = ""  # the user's line that uses a weight first
+
+
 class SliceFacts(NamedTuple):
     """Calls of a module with a part of the rows of a tensor, in the steps that were looked at."""
 
@@ -276,6 +287,7 @@ class ProgramFacts(NamedTuple):
     passes_before: PassesBefore | None = None  # None: there were none
     nan_checks: NanChecks = NanChecks()
     padding: PaddingFacts | None = None  # None: there is none, or it is not known
+    weights: ComputedWeights | None = None  # None: no weight is computed again
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -102,7 +102,9 @@ JOURNAL_SCHEMA: Final = 1
 Share = Annotated[float, Meta(ge=0, le=1e9)]
 MOST_CALLS: Final = 32  # in the facts of a program; and arguments, data types, devices
 # Fields of facts that are 0 to 1.
-_PARTS: Final = frozenset({"used", "part", "passed_on", "loop", "padding", "worst", "to_longest", "grouped"})
+_PARTS: Final = frozenset(
+    ("used", "part", "part_of_backward", "passed_on", "loop", "padding", "worst", "to_longest", "grouped")
+)
 _SURROGATES: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )

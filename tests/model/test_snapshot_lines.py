@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
+from training_profiler.diagnosis.places import places_named
 from training_profiler.model.snapshot import LineStats, Snapshot
 
 
@@ -85,3 +86,24 @@ def test_page_of_a_snapshot_escapes_names_of_sections():
     page = snapshot_of({"<script>": 0.5})._repr_html_()
     assert "<td>&lt;script&gt;</td><td>50.0%</td>" in page
     assert "<script>" not in page
+
+
+def test_functions_have_the_time_of_all_their_lines() -> None:
+    """The hottest line is of the smaller function; a line that has nearly all of its function's time stands for it."""
+    lines = [LineStats("a.py", line, "load", 0.1, 10) for line in (3, 4, 5)]
+    lines += [LineStats("a.py", line, "augment", share, 10) for line, share in ((9, 0.25), (10, 0.02))]
+    places = places_named(lines, 0.6)
+    assert [(place.place, place.what, round(place.share, 2)) for place in places] == [
+        ("a.py:3", "load (3 lines)", 0.3),
+        ("a.py:9", "augment", 0.25),
+    ]
+
+
+def test_every_function_with_a_quarter_is_named_and_three_in_any_case() -> None:
+    def named(*shares: float) -> list[str]:
+        lines = [LineStats("a.py", at, f"f{at}", share, 10) for at, share in enumerate(shares)]
+        return [place.function for place in places_named(lines, 1.0)]
+
+    assert named(0.25, 0.25, 0.25, 0.25) == ["f0", "f1", "f2", "f3"]
+    assert named(0.5, 0.2, 0.1, 0.05, 0.005) == ["f0", "f1", "f2"]
+    assert named(0.5, 0.005) == ["f0"]

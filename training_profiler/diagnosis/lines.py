@@ -1,6 +1,9 @@
 """Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
@@ -9,9 +12,10 @@ from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, act
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import slowest_loader
-from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
+from training_profiler.diagnosis.places import LINES_A_FUNCTION, NAMED_FROM, of_it, places_named, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
+from training_profiler.model.lines import NEARLY_ALL, WorkerLineStats
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
@@ -148,8 +152,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent := activities(of_run, its_lines, has_forward):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    of_these = replace(snapshot, settled_lines={**snapshot.settled_lines, OTHER: tuple(its_lines)})
-    lines = places_text(of_these.hottest(OTHER, of_steps=True), of_run)
+    lines = places_text(places_named(its_lines, of_run), of_run)
     if lines:
         evidence["lines"], fix = lines, CHEAPER_LINES
         message += f": {lines}"
@@ -185,21 +188,22 @@ def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
         return finding
     if row_of(finding).is_of_workers and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
-    texts = [f"{place.place} {place.what} ({of_it(place, whole)})" for place in places if place.share >= 0.25 * whole]
+    named = [place for place in places_named(places, whole) if place.share >= NAMED_FROM * whole]
+    texts = [f"{place.place} {place.what} ({of_it(place, whole)})" for place in named]
     if not texts:
         return finding
     evidence = {**finding.evidence, "lines": ", ".join(texts)}
-    return replace(finding, message=f"{finding.message}; above all in {texts[0]}", evidence=evidence)
+    return replace(finding, message=f"{finding.message}; above all in {' and '.join(texts)}", evidence=evidence)
 
 
-def _with_nested(name: str, snapshot: Snapshot) -> tuple[list[LineStats], float]:
-    """Return the places of a section and its share, with those of what has its own name there: validation's passes."""
+def _with_nested(name: str, snapshot: Snapshot) -> tuple[Sequence[LineStats], float]:
+    """Return a section's lines and its share, with those of what has its own name there: validation's passes."""
     names = [each for each in snapshot.sections if each == name or each.startswith(name + WITHIN)]
     whole = sum(snapshot.sections[each].share for each in names)
     if len(names) == 1:
-        return snapshot.hottest(name, of_steps=True), whole
+        return snapshot.lines_of_steps(name), whole
     lines = tuple(line for each in names for line in snapshot.lines.get(each, ()))
-    return replace(snapshot, lines={name: tuple(sorted(lines, key=lambda line: -line.share))}).hottest(name), whole
+    return tuple(sorted(lines, key=lambda line: -line.share)), whole
 
 
 def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
@@ -207,16 +211,24 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     loader = _loader(finding, snapshot)
     if loader is None or loader.workers is None or not loader.workers.lines:
         return None
-    lines = loader.workers.lines[:LINES_A_FUNCTION]
     workers, texts = loader.workers, []
-    for line in lines:
-        # It waits there if all that they compute, even in this line, leaves most of its time over.
-        waits = line.share - (1 - waiting_share(workers)) >= MOSTLY_WAITS * line.share
+    functions = defaultdict[tuple[str, str, str], list[WorkerLineStats]](list)
+    for line in workers.lines:
+        functions[line.file, line.function, line.inside.rpartition(" ")[2]].append(line)
+    sums = [(sum(line.share for line in lines), lines) for lines in functions.values()]
+    whole = sorted(sums, key=itemgetter(0), reverse=True)
+    for share, lines in [each for each in whole if each[0] >= NAMED_FROM] or whole[:1]:
+        # It waits there if all that they compute, even in this function, leaves most of its time over.
+        line, waits = lines[0], share - (1 - waiting_share(workers)) >= MOSTLY_WAITS * share
         is_lock = line.phase in (LOCK, SHARED_LOCK, THREADS)
+        text = f"{line.place} {line.what} ({share:.0%} of their work: {line.phase}"
+        if line.share < NEARLY_ALL * share:
+            text += f", {', '.join(f'line {each.line} {each.share:.0%}' for each in lines[:LINES_A_FUNCTION])}"
         of_cpu = f"; it waits there, a batch uses {ms_text(workers.cpu_avg_s)} of CPU" if waits and not is_lock else ""
-        texts.append(f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase}{of_cpu})")
+        texts.append(f"{text}{of_cpu})")
     evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
-    return replace(finding, message=f"{finding.message}; in the workers above all {texts[0]}", evidence=evidence)
+    message = f"{finding.message}; in the workers above all {' and '.join(texts)}"
+    return replace(finding, message=message, evidence=evidence)
 
 
 def with_call(finding: Finding, snapshot: Snapshot) -> Finding:

@@ -7,9 +7,10 @@ from typing import Final
 
 from training_profiler.base.sections import FORWARD_PASS
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS, named
-from training_profiler.model.lines import hottest_places
-from training_profiler.model.snapshot import CHECKS, PYTHON, LineStats, Snapshot
+from training_profiler.model.lines import hottest_functions, hottest_places
+from training_profiler.model.snapshot import CHECKS, HOT_PLACES, HOT_SHARE, PYTHON, LineStats, Snapshot
 
+NAMED_FROM: Final = 0.25  # of a section, for a function to be named as its cause
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 SAY_NOTHING: Final = (CHECKS, PYTHON, "step", "backward")  # no call of the line, and calls that are a section
 # By the names under which programs import them.
@@ -20,6 +21,18 @@ OTHER_LIBRARIES: Final = named(
 OF_EITHER: Final = ("numpy", "from_numpy", "detach", "cpu")  # between tensors and arrays
 LOOPS: Final = 0.15  # of a function's time between calls, at the turns of its loops
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
+
+
+def places_named(lines: Sequence[LineStats], of: float) -> list[LineStats]:
+    """Return every function with a quarter of the share ``of``, then the largest others, 3 in all, or where these call.
+
+    Functions that have less than half of what the loops and functions that call them have are not named.
+    """
+    functions, coarser = hottest_functions(lines), hottest_places(lines)
+    many = max(len([each for each in functions if each.share >= NAMED_FROM * of]), HOT_PLACES)
+    functions = [each for each in functions[:many] if each.share >= HOT_SHARE]
+    is_spread = 2 * sum(each.share for each in functions) < sum(each.share for each in coarser)
+    return coarser if is_spread else functions
 
 
 def places_text(places: Sequence[LineStats], share: float) -> str:
@@ -36,9 +49,9 @@ def of_it(place: LineStats, of: float) -> str:
     text = f"{min(1.0, place.share / of):.0%} of it"
     name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
     is_named = called >= 0.5 * place.share and name.rpartition(".")[2] not in SAY_NOTHING
-    if called and is_named and place.lines == 1 and not place.inside:
+    if called and is_named and not place.inside:
         mostly = "" if called >= 0.9 * place.share else "mostly "
-        return f"{text}, {mostly}in {name}()"
+        text += f", {mostly}in {name}()"
     if place.lines > 1 and not place.inside:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
         text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)

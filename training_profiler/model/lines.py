@@ -67,6 +67,7 @@ class UnsampledWait:
 
 
 HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
+NEARLY_ALL: Final = 0.8  # of a function's time
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
 CHECKS: Final = "<checks>"  # the same: no function of the line, but torch.distributions checking arguments
 # Functions that read a number out of a tensor, for which the device has to have computed it.
@@ -139,6 +140,18 @@ def hottest_places(lines: Sequence[LineStats]) -> list[LineStats]:
         if 2 * _share(places) < _share(coarser):
             places = [_common(place, level) for place in coarser]
     return [place for place in places if place.share >= HOT_SHARE]
+
+
+def hottest_functions(lines: Sequence[LineStats]) -> list[LineStats]:
+    """Return all functions, the largest first: the line that has nearly all of its function's time, or its lines."""
+    merged: dict[tuple[str, ...], LineStats] = {}
+    hottest: dict[tuple[str, ...], LineStats] = {}
+    for line in sorted(lines, key=lambda line: -line.share):
+        key = _function_of(line)
+        hottest.setdefault(key, line)
+        merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
+    found = [hottest[key] if hottest[key].share >= NEARLY_ALL * each.share else each for key, each in merged.items()]
+    return sorted(found, key=lambda place: -place.share)
 
 
 def _share(places: Sequence[LineStats]) -> float:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.model.snapshot import LoaderStats, Snapshot
+from training_profiler.model.lines import StreamRepeats
+from training_profiler.model.snapshot import LoaderStats, Snapshot, WorkerLineStats, WorkerStats
 
 
 def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:
@@ -18,7 +19,24 @@ def mixed(share: float | None, asked: float | None) -> Snapshot:
     return run_with(loader("main", batches=200, proportion=share, requested_proportion=asked))
 
 
+ITERATES = WorkerLineStats("data.py", 17, "Stream.__iter__", 0.9, 90, "fetch")
+REPEATS = StreamRepeats(2, 128, 2.0, 0.0, True)
+
+
+def streaming(repeats: StreamRepeats | None, *others: LoaderStats, lines: tuple[WorkerLineStats, ...] = ()) -> Snapshot:
+    """Return a run whose loader has a stream, and workers that yield the same samples."""
+    workers = WorkerStats(2, 100, 0.5, 0.05, 0.1, 0.05, 0.0, 90, lines=lines, repeats=repeats)
+    stream = loader("0", 0.001, num_workers=2, data_set="Stream", made_at="train.py:41", workers=workers)
+    return run_with(stream, *others)
+
+
 SAYS = {
+    "stream-repeated": {
+        "each yields all": streaming(REPEATS, lines=(ITERATES,)),
+        "some of four": streaming(replace(REPEATS, workers=4)),
+        "one of two loaders": streaming(REPEATS, loader("1", 0.001, batches=300)),
+        "a part of the stream": streaming(replace(REPEATS, is_over=False)),
+    },
     "loader-slow": {
         "one of two": run_with(loader("main", 0.001), loader("aux", 0.016)),
         "just over twice the other": run_with(loader("main", 0.004), loader("aux", 0.0081)),
@@ -35,6 +53,13 @@ SAYS = {
     },
 }
 SILENT = {
+    "stream-repeated": {
+        "divided": streaming(replace(REPEATS, times=1.0)),
+        "as often as drawn samples": streaming(replace(REPEATS, times=1.5)),
+        "samples come again in a worker": streaming(replace(REPEATS, again=0.11)),
+        "unknown": streaming(None),
+        "not observed": run_with(loader("0", 0.001, num_workers=2)),
+    },
     "loader-slow": {
         "none": run_with(),
         "one": run_with(loader("main", 0.016)),

@@ -254,15 +254,31 @@ def test_batches_are_the_same_and_all_counted(observed: Observed) -> None:
 
 
 class Numbers(IterableDataset):
+    def __init__(self, end: int) -> None:
+        self.end = end
+
     def __iter__(self) -> Iterator[int]:
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        yield from range(info.id, 10, info.num_workers)
+        yield from range(info.id, self.end, info.num_workers)
 
 
 def test_an_iterable_data_set_is_timed_without_its_end(observed: Observed) -> None:
-    sums = observed.run(DataLoader(Numbers(), batch_size=2, num_workers=2))
+    sums = observed.run(DataLoader(Numbers(10), batch_size=2, num_workers=2))
     assert (sums.workers, sums.batches) == (2, 6)
+
+
+class Everything(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(60)
+
+
+@pytest.mark.parametrize(("data", "times"), [(Everything(), 2.0), (Numbers(60), 1.0)])
+def test_workers_that_all_yield_the_whole_stream_are_found(data: Any, times: float, observed: Observed) -> None:
+    repeats = observed.run(DataLoader(data, batch_size=4, num_workers=2)).repeats
+    assert repeats is not None
+    assert (repeats.workers, repeats.samples, repeats.times) == (2, 60, times)
+    assert (repeats.again, repeats.is_over) == (0.0, True)
 
 
 @pytest.mark.parametrize("data", [list(range(8)), TensorDataset(torch.arange(8))])
@@ -353,7 +369,7 @@ def test_a_worker_that_forks_counts_the_cpu_time_of_its_children(observed: Obser
 
 
 def test_torch_keeps_the_account_of_batches_that_wait_for_another(observed: Observed) -> None:
-    batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=2))
+    batches = iter(DataLoader(Numbers(10), batch_size=2, num_workers=2))
     assert has_later_batches(batches) is False
     assert len(list(batches)) == 6
 

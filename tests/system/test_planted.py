@@ -158,6 +158,19 @@ def test_features_that_are_kept_already_are_not_found(tmp_path: Path) -> None:
     assert "frozen-forward" not in [finding["code"] for finding in report["findings"]]
 
 
+def test_a_stream_that_each_worker_repeats_is_found(tmp_path: Path) -> None:
+    finding = find(findings_of("repeated_stream", tmp_path, NOISE, **OFTEN), "stream-repeated")
+    assert finding["evidence"]["share_of_steps"] == 0.5
+    assert finding["saving_s"] > 0
+    assert "Each of the 2 workers yields all samples of Stream" in finding["finding"]
+
+
+def test_a_stream_that_is_divided_among_workers_is_not_found(tmp_path: Path) -> None:
+    report = outcome_of("repeated_stream", tmp_path, NOISE, "--divided", **OFTEN)[1]
+    assert report["loaders"][0]["workers"]["repeats"]["times"] == 1
+    assert "stream-repeated" not in [each["code"] for each in report["findings"]]
+
+
 def test_workers_that_only_cost_time_are_advised_against(tmp_path: Path) -> None:
     finding = find(findings_of("idle_workers", tmp_path, NOISE, **OFTEN), "data-loading-bound")
     assert finding["fix"].startswith("Set DataLoader(num_workers=0), now 1: ")

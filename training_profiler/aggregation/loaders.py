@@ -55,6 +55,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         in_order_wait_share=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
         pinning_share=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
         sampling_share=sums.sampling_ns / sums.wall_ns,
+        repeats=sums.repeats,
     )
 
 

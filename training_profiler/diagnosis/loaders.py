@@ -5,7 +5,7 @@ from typing import Final
 from training_profiler.base.framework_frames import SAMPLER
 from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.finding import Change, Evidence, Finding
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps
 from training_profiler.diagnosis.rule import Saving
@@ -15,6 +15,7 @@ from training_profiler.model.snapshot import OTHER, LoaderStats, Snapshot
 PASSES_NEEDED: Final = 10
 NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass
 BATCHES_NEEDED: Final = 8  # of a loader before its mean is compared: the first batches fill queues
+MOST_AGAIN: Final = 0.1  # of a worker's samples: it yields them more than once
 OUTSIDE_FETCHES_S: Final = "outside_fetches_s"  # of the evidence
 _FETCHING: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)  # sections in which a loader asks its sampler
 
@@ -153,6 +154,60 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"The mix of loaders differs from the configured one: {', '.join(off)}",
         evidence,
         "Check for a loader that ran out of batches, or a schedule that does not count batches",
+    )
+
+
+@RULES.rule(
+    "stream-repeated",
+    threshold=1.5,  # workers that yield a sample, mean
+    saving=Saving.RUN,
+    label="REPEATED DATA",
+    saves=(0.8, 1.2),
+    changes=(Change.OTHER_BATCHES,),
+    call=LOADER,
+    is_risk=True,
+)
+def stream_repeated(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag workers that yield the same samples of a stream, over 1.5 of them each sample on average.
+
+    None where a worker itself yields samples again, as of constant, few or drawn ones: then workers have some in common
+    by chance. Steps are saved where the training ends with the stream, as one of a number of steps does not.
+    """
+    of_training = _training(snapshot)
+    known = [(loader, workers, workers.repeats) for loader in of_training if (workers := loader.workers) is not None]
+    loader, workers, repeats = max(known, key=lambda each: each[2].times if each[2] else 0.0, default=(None,) * 3)
+    if loader is None or workers is None or repeats is None or snapshot.step is None:
+        return None
+    if not has_enough_steps(snapshot):
+        return None
+    share = loader.batches / sum(each.batches for each in of_training) * (1 - 1 / repeats.times)
+    repeated_s = share * snapshot.step.total_s
+    if repeats.times <= threshold or repeats.again > MOST_AGAIN or repeated_s < MIN_SAVING_S:
+        return None
+    data = loader.data_set or "the data set"
+    line = next((line for line in workers.lines if line.function.endswith("__iter__")), None)
+    where = f"made at {loader.made_at}" if line is None else f"{line.place} {line.function}"
+    who = f"{repeats.times:.1f} of {repeats.workers} workers yield each sample of {data}"
+    if repeats.times >= NEARLY_ALL * repeats.workers:
+        who = f"Each of the {repeats.workers} workers yields all samples of {data}"
+    divide = f"{data}.__iter__: info = get_worker_info(); yield every info.num_workers-th sample, from info.id on"
+    return found(
+        f"{who} ({where}): {share:.0%} of the steps train on samples that the pass had already",
+        {
+            "loader": loader.name,
+            "times": repeats.times,
+            "threshold": threshold,
+            "workers": repeats.workers,
+            "samples": repeats.samples,
+            "again": repeats.again,
+            "share_of_steps": share,
+        },
+        Fix(
+            f"Divide the samples among the workers: in {divide}",
+            (Change.OTHER_BATCHES,),
+            (Action(f"in {divide}", (Change.OTHER_BATCHES,)),),
+        ),
+        saving_s=repeated_s if repeats.is_over else 0.0,
     )
 
 

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,17 @@ class WorkerLineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamRepeats:
+    """Samples that the workers of one pass over a stream yielded."""
+
+    workers: Annotated[int, Meta(ge=0, le=2**53)]
+    samples: Annotated[int, Meta(ge=0, le=2**53)]  # whose fingerprints were compared
+    times: float  # workers that yielded a sample, mean
+    again: float  # part of the samples that a worker yielded more than once, 0 to 1
+    is_over: bool  # the stream has ended
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """The workers of one loader. Times are per batch, summed over all of one worker's threads."""
 
@@ -48,6 +61,7 @@ class WorkerStats:
     in_order_wait_share: float | None = None  # share of the training's waiting in which later batches were ready
     pinning_share: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
+    repeats: StreamRepeats | None = None  # samples of a stream that several of them yielded; None: too few are known
 
     @property
     def work_s(self) -> float:

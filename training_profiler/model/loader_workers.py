@@ -7,12 +7,14 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from training_profiler.model.bounds import Count, fit
+from training_profiler.model.lines import StreamRepeats
 
 MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
 OWN_COLLATE: Final = "own"  # a function of the program's
 NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
 WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 MOST_WORKERS: Final = 64  # whose memory is kept
+MOST_PRINTS: Final = 128  # of the samples of a worker
 
 # The phases of a worker's time, in the order in which reports have them. All but the last are of making batches.
 FETCH: Final = "fetch"
@@ -47,6 +49,16 @@ class WorkerMemory(NamedTuple):
     peak: Count
 
 
+class SamplePrints(NamedTuple):
+    """Fingerprints of samples in a worker's first pass over a stream."""
+
+    # The smallest ones, and which of the samples had each first.
+    places: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=500)] = ()
+    samples: Count = 0  # that were looked at: the first ones
+    again: Count = 0  # fingerprints of more than one sample
+    is_over: bool = False  # its latest pass has ended
+
+
 class WorkerSums(NamedTuple):
     """The work of workers, from the begin of the first batch of each."""
 
@@ -65,6 +77,8 @@ class WorkerSums(NamedTuple):
     memory: Annotated[tuple[WorkerMemory, ...], Meta(max_length=500)] = ()
     pin_waits: Count = 0  # samples of the training in which it waited for a batch that a thread pins
     pinning: Count = 0  # of these: the thread unpacked or copied one
+    prints: SamplePrints | None = None  # of one worker of a stream
+    repeats: StreamRepeats | None = None  # of the latest pass
 
     @property
     def samples(self) -> int:
@@ -72,7 +86,9 @@ class WorkerSums(NamedTuple):
         return self.idle_samples + sum(line.samples for line in self.lines)
 
 
-_ADDED: Final = [name for name in WorkerSums._fields if name not in ("slowest_ns", "lines", "memory")]
+_ADDED: Final = [
+    name for name in WorkerSums._fields if name not in ("slowest_ns", "lines", "memory", "prints", "repeats")
+]
 
 
 def added(parts: Iterable[WorkerSums]) -> WorkerSums:
@@ -87,6 +103,7 @@ def added(parts: Iterable[WorkerSums]) -> WorkerSums:
         slowest_ns=max((part.slowest_ns for part in parts), default=0),
         lines=largest_lines(samples),
         memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
+        repeats=next((part.repeats for part in reversed(parts) if part.repeats is not None), None),
     )
 
 

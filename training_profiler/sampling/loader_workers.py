@@ -14,13 +14,15 @@ from typing import Any, Final
 import msgspec
 
 from training_profiler.base.units import NS_PER_S, time_text
-from training_profiler.model.loader_workers import WorkerSums, added, fit_sums
+from training_profiler.model.lines import StreamRepeats
+from training_profiler.model.loader_workers import SamplePrints, WorkerSums, added, fit_sums
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import WORKERS, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.batch_phases import PINS
 from training_profiler.sampling.frames import frame_of
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
+from training_profiler.sampling.repeated_samples import repeats_among
 
 MOST_FILE_BYTES: Final = 1 << 18  # 30 lines of long paths take a tenth
 LEFT_OVER_S: Final = 86_400.0  # without a change, of a process that was killed
@@ -124,10 +126,13 @@ class _Workers:
         self.counts = counts
         self._earlier = WorkerSums()
         self._latest: dict[int, WorkerSums | None] = {}
+        self._of_pass: list[int] = []  # those started last
+        self._repeats: StreamRepeats | None = None  # of the latest pass of which enough is known
         self._waits = self._held = self._pin_waits = self._pinning = 0
 
     def add(self, workers: Iterable[int]) -> None:
-        for worker in workers:
+        self._of_pass = list(workers)
+        for worker in self._of_pass:
             self._latest.setdefault(worker, None)
 
     def sample(self, is_held: bool | None, is_pinned: bool | None) -> None:
@@ -144,7 +149,15 @@ class _Workers:
             self._earlier = added([self._earlier, oldest or WorkerSums()])
         known = [sums for sums in self._latest.values() if sums is not None]
         if known or self._earlier.workers:
-            waiting = WorkerSums(waits=self._waits, held=self._held, pin_waits=self._pin_waits, pinning=self._pinning)
+            of_pass = [self._latest.get(worker) or WorkerSums() for worker in self._of_pass]
+            self._repeats = repeats_among([sums.prints or SamplePrints() for sums in of_pass]) or self._repeats
+            waiting = WorkerSums(
+                waits=self._waits,
+                held=self._held,
+                pin_waits=self._pin_waits,
+                pinning=self._pinning,
+                repeats=self._repeats,
+            )
             self.counts.use_workers(added([self._earlier, *known, waiting]))
 
 

@@ -32,6 +32,7 @@ from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
 from training_profiler.sampling.loader_workers import Mailbox
 from training_profiler.sampling.location import function_name, line_of
+from training_profiler.sampling.repeated_samples import PassPrints
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import Frame, StackReader
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
@@ -137,7 +138,8 @@ SEND_S: Final = 2.0  # between two writings; the first ones follow sooner
 FIRST_SEND_S: Final = 0.5
 LAST_WORD_S: Final = 0.2  # the longest that the end of a worker waits for the last writing
 MOST_LINES: Final = 2000  # kept until the next writing
-_FETCHERS: Final = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
+_OF_STREAMS: Final = "_IterableDatasetFetcher"
+_FETCHERS: Final = ("_MapDatasetFetcher", _OF_STREAMS)
 
 
 class FetchTimes:
@@ -147,12 +149,13 @@ class FetchTimes:
         self.batches = self.fetch_ns = self.slowest_ns = 0
         self.began_ns = 0  # the first fetch; 0 before
         self.began_cpu_ns = 0
+        self.prints = PassPrints(clock)
         self._clock = clock
         self._since_ns = 0  # of the fetch under way; 0 without one
 
-    def timed(self, original: Any) -> Any:
-        """Return ``fetch`` of a fetcher of torch's, timed."""
-        clock = self._clock
+    def timed(self, original: Any, is_of_stream: bool = False) -> Any:
+        """Return ``fetch`` of a fetcher of torch's, timed; samples of a stream are compared with other workers'."""
+        clock, prints = self._clock, self.prints
 
         @functools.wraps(original)
         def fetch(*args: Any, **kwargs: Any) -> Any:
@@ -164,6 +167,8 @@ class FetchTimes:
             except BaseException as error:
                 self._since_ns = 0
                 self.fetch_ns += clock() - begin_ns
+                if isinstance(error, StopIteration):
+                    prints.end()
                 hide_our_frames(error)
                 raise
             spent_ns, self._since_ns = clock() - begin_ns, 0
@@ -171,6 +176,8 @@ class FetchTimes:
             self.batches += 1
             if spent_ns > self.slowest_ns:
                 self.slowest_ns = spent_ns
+            if is_of_stream:
+                prints.add(args[0], batch)
             return batch
 
         return fetch
@@ -215,7 +222,8 @@ class WorkerObserver:
         fetch = sys.modules.get("torch.utils.data._utils.fetch")
         for name in _FETCHERS:
             if hasattr(fetch, name):  # private: may be gone
-                self._patches.replace(getattr(fetch, name), "fetch", self.times.timed)
+                timed = functools.partial(self.times.timed, is_of_stream=name == _OF_STREAMS)
+                self._patches.replace(getattr(fetch, name), "fetch", timed)
         self._switch_interval.shorten()
 
     def stop(self) -> None:
@@ -276,6 +284,7 @@ class WorkerObserver:
     def sums(self, sampling_ns: int) -> WorkerSums:
         """Return what this worker did so far."""
         times, now_ns = self.times, self._clock()
+        sampling_ns += times.prints.spent_ns
         wait = self._queue.read()
         self._queued_ns += 0 if wait is None else wait.training_ns
         if not times.began_ns:
@@ -295,6 +304,7 @@ class WorkerObserver:
             idle_samples=self._idle,
             lines=largest_lines(self._samples),
             memory=() if self._memory is None else (self._memory,),
+            prints=times.prints.record(),
         )
 
 

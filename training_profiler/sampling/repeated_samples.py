@@ -1,0 +1,160 @@
+"""Finds samples that several workers yield, by a few fingerprints of the samples that each has yielded."""
+
+import functools
+import sys
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from training_profiler.model.lines import StreamRepeats
+from training_profiler.model.loader_workers import MOST_PRINTS, SamplePrints
+
+COLUMNS: Final = 64  # numbers of a sample that are looked at, at least
+FIRST_BATCHES: Final = 16  # that are looked at in any case
+MOST_COST: Final = 0.003  # of the time of a worker, later
+SAMPLES_NEEDED: Final = 16
+DEPTH: Final = 3  # of batches within batches
+_BITS: Final = 53  # of a fingerprint, which JSON keeps
+_MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+_ALL: Final = (1 << 64) - 1
+
+
+def _mixed(number: int) -> int:
+    """Return a number of 64 bits that all depend on all bits of ``number``."""
+    number &= _ALL
+    for multiplier, shift in zip(_MULTIPLIERS, (30, 27), strict=True):
+        number = (number ^ (number >> shift)) * multiplier & _ALL
+    return number ^ (number >> 31)
+
+
+@functools.cache
+def _weights() -> Any:
+    """Return a tensor with a number for each byte of a sample."""
+    numbers = [(_mixed(each) | 1) - (1 << 63) for each in range(1, 32 * COLUMNS)]
+    return sys.modules["torch"].tensor(numbers, device="cpu")
+
+
+class PassPrints:
+    """The smallest fingerprints of the samples in a worker's first pass over a stream; no sample is kept.
+
+    Each process chooses the same samples by that, in whatever order it yields them.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        cpu_clock: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self.spent_ns = 0  # of CPU time
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._began_ns = 0
+        self._fetcher: Callable[[], Any] = lambda: None  # of the pass
+        self._is_on, self._is_over = True, False
+        self._places: dict[int, int] = {}  # of each, among all samples looked at
+        self._again: set[int] = set()
+        self._batches = self._samples = 0
+        self._largest = 1 << _BITS
+
+    def add(self, fetcher: Any, batch: object) -> None:
+        """Add a batch; those of a later pass, and those of an object that is no tensor on the host, do not count."""
+        self._is_over = False
+        if not self._began_ns:
+            self._began_ns, self._fetcher = self._clock(), weakref.ref(fetcher)
+        if self._is_on:
+            self._is_on = self._fetcher() is fetcher and self._may_spend()
+        if self._is_on:
+            begin_ns = self._cpu_clock()
+            with suppress(Exception):  # tensors and classes of the user's
+                for each in sample_prints(batch):
+                    self._see(each)
+            self._batches += 1
+            self.spent_ns += self._cpu_clock() - begin_ns
+
+    def _may_spend(self) -> bool:
+        return self._batches < FIRST_BATCHES or self.spent_ns <= MOST_COST * (self._clock() - self._began_ns)
+
+    def _see(self, each: int) -> None:
+        self._samples += 1
+        if each in self._places:
+            self._again.add(each)
+        elif each < self._largest:
+            self._places[each] = self._samples
+            if len(self._places) > MOST_PRINTS:
+                del self._places[max(self._places)]
+                self._largest = max(self._places)
+
+    def end(self) -> None:
+        """Note that the latest pass has ended."""
+        self._is_over = True
+
+    def record(self) -> SamplePrints | None:
+        """Return what was seen so far; None without a batch or an end."""
+        if not self._began_ns and not self._is_over:
+            return None
+        places = tuple(sorted(self._places.copy().items()))  # the worker's main thread adds to it
+        return SamplePrints(places, self._samples, len(self._again.intersection(self._places)), self._is_over)
+
+
+def repeats_among(workers: Sequence[SamplePrints]) -> StreamRepeats | None:
+    """Return how many workers of a pass yield each sample, on average; None where too few samples are known.
+
+    Of each worker, as many of its first samples count.
+    """
+    known = [worker for worker in workers if worker.places]
+    largest = min((worker.places[-1][0] for worker in known if len(worker.places) >= MOST_PRINTS), default=1 << _BITS)
+    first = min((worker.samples for worker in known), default=0)
+    seen = [{each for each, place in worker.places if each <= largest and place <= first} for worker in known]
+    compared = set().union(*seen)
+    if len(known) < 2 or len(compared) < SAMPLES_NEEDED:
+        return None
+    return StreamRepeats(
+        len(workers),
+        len(compared),
+        sum(map(len, seen)) / len(compared),
+        max(worker.again / len(worker.places) for worker in known),
+        all(worker.is_over for worker in workers),
+    )
+
+
+def sample_prints(batch: object) -> list[int]:
+    """Return the fingerprints of the samples of a batch, equal in all processes; none where it has none on the host.
+
+    If its tensors have no length in common, it is taken for one sample.
+    """
+    parts = list(_parts(batch))
+    torch = sys.modules["torch"]
+    tensors = [each for each in parts if not isinstance(each, str)]
+    if not parts or any(type(each) is not torch.Tensor or not each.is_cpu or each.requires_grad for each in tensors):
+        return []
+    lengths = {len(each) if each.ndim else 0 for each in tensors} or {0}
+    (count,) = lengths if len(lengths) == 1 and 0 not in lengths else (1,)
+    prints = [0] * count
+    texts = [zlib.crc32(each.encode()) for each in parts if isinstance(each, str)]
+    columns = [texts[at : at + count] for at in range(0, len(texts), count)] if len(texts) % count == 0 else []
+    for column in (*columns, *(_row_sums(tensor.reshape(count, -1)) for tensor in tensors)):
+        prints = [_mixed(one * _MULTIPLIERS[0] + other) for one, other in zip(prints, column, strict=True)]
+    return [each >> (64 - _BITS) for each in prints]
+
+
+def _parts(value: object, depth: int = DEPTH) -> Iterator[Any]:
+    """Yield tensors, arrays as tensors, and texts."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    if isinstance(value, (str, torch.Tensor)):
+        yield value
+    elif numpy is not None and isinstance(value, numpy.ndarray):
+        yield torch.from_numpy(value)
+    elif depth and isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _parts(each, depth - 1)
+
+
+def _row_sums(rows: Any) -> list[int]:
+    """Return a sum for each row, of the bytes of columns that are evenly spread, each times a number of its own."""
+    torch = sys.modules["torch"]
+    stride = max(1, rows.shape[1] // COLUMNS) | 1  # odd: widths of images are even
+    seen = rows[:, ::stride].contiguous().view(torch.uint8).to(torch.int64)
+    sums: list[int] = (seen * _weights()[: seen.shape[1]]).sum(dim=1).tolist()
+    return sums

@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import stalls_fix, waiting_fix
-from training_profiler.model.snapshot import LineStats, Snapshot, WorkerStats
+from training_profiler.model.snapshot import Level, LineStats, Snapshot, WorkerStats
 
 
 def waiting(run: Snapshot) -> Finding:
@@ -43,6 +43,17 @@ def making(cpu_s: float | None = 0.028, busy: float = 1.0, cores: float = 8.0, *
     run = waiting_run(workers=None, num_workers=0)
     zero = replace(run.loaders[0], batch_cpu_avg_s=cpu_s, prefetch_factor=None, **loader)
     return replace(run, loaders=(zero,), machine=machine(busy, cores))
+
+
+def waiting_itself(cpu_s: float, queued: float | None = 0.2, **loader: Any) -> Snapshot:
+    """Return a training that makes its batches itself, of which it mostly waits for a disk, where no CPU is free."""
+    run = making(cpu_s, busy=0.25, cores=2.0, data_avg_s=0.030, batch_wait_avg_s=0.040, **loader)
+    full, wait = Level(1.0, 1.0, 1.0), None if queued is None else Level(queued, queued, queued)
+    return replace(run, machine=replace(run.machine, cpu_host=full, cpu_wait_own=wait))
+
+
+def with_another(run: Snapshot) -> Snapshot:
+    return replace(run, loaders=(*run.loaders, replace(run.loaders[0], name="1", wait_s=0.1)))
 
 
 def lines_of_making(part: float) -> dict[str, tuple[LineStats, ...]]:
@@ -118,6 +129,11 @@ SAYS = {
         # One CPU is used and one is free: 40 ms of CPU time for a batch take 20 ms on both.
         "made by itself on two CPUs": TWO_CPUS,
         "made by itself on busy CPUs": making(busy=7.8),
+        "it waits for a disk, and no CPU is free": waiting_itself(0.002),
+        "it computes, and no CPU is free": waiting_itself(0.010),
+        "it waits for a CPU": waiting_itself(0.002, queued=0.4),
+        "it is unknown whether it waits for a CPU": waiting_itself(0.002, queued=None),
+        "one of two loaders waits for a disk": with_another(waiting_itself(0.002)),
         "a quarter of one CPU is used": making(cpu_s=0.002, busy=0.25, cores=1.0),
         "an iterable data set": making(is_map_style=False),
         "a data set with an index": making(is_map_style=True),

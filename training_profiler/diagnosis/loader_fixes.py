@@ -7,7 +7,14 @@ from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_F
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
-from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
+from training_profiler.diagnosis.worker_plan import (
+    FREE_CPUS,
+    LESS_LOCKED,
+    PREPROCESS_LESS,
+    WorkerPlan,
+    mostly_waits,
+    worker_plan,
+)
 from training_profiler.model.loader_workers import LOCK, NO_COLLATE, OWN_COLLATE, PHASES, SHARED_LOCK, WHOLE_TENSORS
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
 
@@ -62,6 +69,17 @@ def free_cpus(snapshot: Snapshot) -> float | None:
     return max(0.0, min(free))
 
 
+def _cpus_for(snapshot: Snapshot, loader: LoaderStats) -> float | None:
+    """Return how many CPUs workers of a loader find free; None if unknown.
+
+    Workers that mostly wait get a CPU also where others keep all of them busy; the delay is in their time.
+    """
+    free, machine = free_cpus(snapshot), snapshot.machine
+    if free is None or machine is None or not mostly_waits(snapshot, loader):
+        return free
+    return max(free, FREE_CPUS * machine.local_ranks)
+
+
 def waiting_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where steps wait for batches; nothing that is set already, or cannot help."""
     loader = slowest_loader(snapshot)
@@ -114,7 +132,7 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
     whole, wanted, now = waiting_saved(snapshot) or 1.0, None if plan is None else plan.wanted, loader.num_workers or 0
     if loader.is_remade and _begins_often(snapshot):
         return
-    if plan is None and (free := free_cpus(snapshot)) is not None and free >= FREE_CPUS:
+    if plan is None and (free := _cpus_for(snapshot, loader)) is not None and free >= FREE_CPUS:
         wanted = min(MOST_WORKERS, now + max(1, round(free)))
     arguments = [f"num_workers={wanted}"] if wanted is not None else []
     if snapshot.device is not None and loader.pin_memory is False:
@@ -214,12 +232,12 @@ def plan_of_workers(snapshot: Snapshot) -> Evidence:
 
 
 def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
-    free, ranks = free_cpus(snapshot), 1 if snapshot.machine is None else snapshot.machine.local_ranks
+    free, ranks = _cpus_for(snapshot, loader), 1 if snapshot.machine is None else snapshot.machine.local_ranks
     return worker_plan(snapshot, loader, None if free is None else free / ranks)
 
 
 def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> Fix:
-    free, now = free_cpus(snapshot), loader.num_workers or 0
+    free, now = _cpus_for(snapshot, loader), loader.num_workers or 0
     if free is None:
         return Fix(f"Raise DataLoader(num_workers=...) from {now}", (Change.NUM_WORKERS,))
     if free < FREE_CPUS:
@@ -262,7 +280,8 @@ def _begins_often(snapshot: Snapshot) -> bool:
 
 def stalls_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where some batches are waited for much longer than others."""
-    loader, free = slowest_loader(snapshot), free_cpus(snapshot)
+    loader = slowest_loader(snapshot)
+    free = free_cpus(snapshot) if loader is None else _cpus_for(snapshot, loader)
     if loader is not None and _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
     plan = None if loader is None else _plan(snapshot, loader)

@@ -152,10 +152,8 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     making_s = max(0.0, workers.batch_avg_s - workers.cpu_wait_avg_s)
     if using_s <= 0 or not making_s:
         return None
-    at_best_s, waits = using_s, waiting_share(workers) >= MOSTLY_WAITS
+    at_best_s = using_s
     if free_cpus is not None and workers.cpu_avg_s:
-        # Workers that mostly wait get a CPU also where others keep all of them busy; the delay is in their time.
-        free_cpus = max(free_cpus, FREE_CPUS) if waits else free_cpus
         cpus = workers.cpu_avg_s / now_s + (free_cpus if free_cpus >= FREE_CPUS else 0.0)
         at_best_s = max(using_s, workers.cpu_avg_s / cpus)
     lock = shared_lock(workers, loader.num_workers)
@@ -177,7 +175,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         # Longer than the mean, and than using the batches that are made ahead of it.
         is_uneven=workers.batch_max_s > max(UNEVEN_FROM * workers.batch_avg_s, ahead * using_s),
         lock=lock,
-        waits=waits and lock is None,
+        waits=lock is None and waiting_share(workers) >= MOSTLY_WAITS,
         handing_over_s=_handing_over_s(snapshot, workers),
     )
 
@@ -204,6 +202,20 @@ def waiting_share(workers: WorkerStats) -> float:
     if not workers.batch_avg_s:
         return 0.0
     return max(0.0, 1 - (workers.cpu_avg_s + workers.cpu_wait_avg_s) / workers.batch_avg_s)
+
+
+def mostly_waits(snapshot: Snapshot, loader: LoaderStats) -> bool:
+    """Return whether making a batch is mostly waiting, such as for a disk or a network; False where that is unknown.
+
+    Where the training makes its batches, all of its waiting for a CPU is taken as that of batches.
+    """
+    if loader.workers is not None and loader.num_workers:
+        return waiting_share(loader.workers) >= MOSTLY_WAITS
+    making_s, cpu_s, whole_s = loader.data_avg_s, loader.batch_cpu_avg_s, loader.batch_wait_avg_s
+    queued = None if snapshot.machine is None else snapshot.machine.cpu_wait_own or snapshot.machine.cpu_wait
+    if loader.num_workers or not making_s or cpu_s is None or whole_s is None or queued is None:
+        return False
+    return making_s - cpu_s - queued.mean * whole_s >= MOSTLY_WAITS * making_s
 
 
 def shared_lock(workers: WorkerStats, count: int) -> SharedLock | None:

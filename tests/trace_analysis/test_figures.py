@@ -531,7 +531,8 @@ def lagging(steps=2, behind_us=0):
     """Return a trace whose device does all work of the steps after them: 30 us forward and 60 us backward each."""
     trace, free = Trace(), 1000
     if behind_us:
-        trace.kernel("k", 0, 1000 + behind_us, launched=(-20, 2))
+        for i in range(10):
+            trace.kernel("k", i * (100 + behind_us / 10), 100 + behind_us / 10, launched=(i - 20, 1))
         free += behind_us
     for i in range(steps):
         at = 500 + 100 * i if behind_us else 900 + 50 * i
@@ -754,6 +755,26 @@ def shifted(us):
     return trace
 
 
+def behind_by(us):
+    """Return a loop with gaps of 8 and of 0.1 ms, whose device has a clock that is so much behind the host's."""
+    trace = Trace()
+    for step in range(10):
+        at = 10_000 * step
+        trace.step(step, at, 10_000).mark("enumerate(DataLoader)#_Iter.__next__", at, 8000)
+        for i in range(8):
+            launch = at + 8000 + 150 * i
+            trace.op("aten::mm", launch - 20, 40).kernel("gemm", launch + 5 - us, 50, launched=(launch, 4))
+    return trace
+
+
+def overlapping(us, by="cudaLaunchKernel"):
+    """Return a trace in which each kernel begins so much before the one before it ends."""
+    trace = Trace().step(1, 0, 10_000)
+    for i in range(10):
+        trace.kernel("gemm", 100 + 900 * i, 900 + us, launched=(10 + 900 * i, 5), by=by)
+    return trace
+
+
 def with_halves(*halves):
     trace = whole()
     trace.events += [event | {"pid": 7, "tid": 1, "ts": 9e6 + i} for i, event in enumerate(halves)]
@@ -806,6 +827,12 @@ DOUBTS = {
     "graphs without kernels": whole().call("cudaGraphLaunch", 100, 5, correlation=5_000_000),
     "a kernel that is longer than a step": whole().kernel("k", 100, 10_000_000),
     "work before its launch": shifted(-3000),
+    "a clock that is behind is corrected": behind_by(200),
+    "also by milliseconds": behind_by(3000),
+    "work at its launch is as it should be": behind_by(5),
+    "kernels that overlap on one stream are too long": overlapping(400),
+    "replays of graphs may have several at a time": overlapping(400, "cudaGraphLaunch"),
+    "a kernel may begin a little before the end of another one": overlapping(90),
     "a clock that jumps": whole().op("aten::mm", 3_600_000_000, 20),
     "seconds that only a step contains": excerpt(),
     "a section shows what they were": excerpt("save_checkpoint"),

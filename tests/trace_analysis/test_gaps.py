@@ -16,7 +16,8 @@ CASES = {
     "waiting for communication": between(launched=(2, 1))
     .kernel("ncclDevKernel_AllReduce", 300, 10)
     .kernel("k", 400, 10, launched=(301, 2)),
-    "waiting for another stream": between(launched=(2, 1)).kernel("k", 0, 95, device=1),
+    "waiting for another stream": between(launched=(2, 1)).kernel("k", 0, 105, device=1),
+    "waiting for another device": between(launched=(2, 1)).kernel("k", 10, 88, device=1),
     "launched, started late": between(launched=(2, 1)),
     "host stall": between(("cpu_op", "aten::sort", 10, 5900), launched=(5995, 1), length=6000),
     "inside a graph": Trace()

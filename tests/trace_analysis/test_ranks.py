@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.golden import assert_golden
 from tests.support.traces import Trace
 from training_profiler.cli import main
@@ -57,6 +59,33 @@ JOBS = {
     "rules that cannot run on some ranks are listed with these": with_memory_on_one(),
     "several late ranks have their shares": late_in_turn(),
 }
+
+
+def joined(traces):
+    """Return one trace of those of all ranks, with their numbers before each pid, as TraceLens joins them."""
+    trace = Trace(**traces[0].top)
+    for rank, of in enumerate(traces):
+        for event in of.events:
+            trace.events.append(event | {"pid": f"{rank}_{event['pid']}"} if "pid" in event else event)
+    return trace
+
+
+@pytest.mark.parametrize("claim", JOBS)
+@pytest.mark.parametrize("options", [(), ("--json",), ("--view", "communication", "--view", "critical-path")])
+def test_a_joined_trace_of_all_ranks_equals_the_folder(claim, options, tmp_path, capsys):
+    for rank, trace in enumerate(JOBS[claim]):
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert main(["trace", str(tmp_path), *options]) == 0
+    of_folder = capsys.readouterr().out.replace(".pt.trace.json", "")
+    (tmp_path / "joined").mkdir()
+    assert main(["trace", str(joined(JOBS[claim]).write(tmp_path / "joined", "all.json")), *options]) == 0
+    assert capsys.readouterr().out == of_folder
+
+
+def test_traces_that_are_joined_are_compared_rank_by_rank(tmp_path, capsys):
+    path = joined(JOBS["several late ranks have their shares"]).write(tmp_path, "all.json")
+    assert main(["trace", str(path), "--compare", str(path)]) == 0
+    assert capsys.readouterr().out.count("=== Comparison per step ===") == 3
 
 
 def test_what_is_said_of_each_job_is_as_before(tmp_path, capsys):

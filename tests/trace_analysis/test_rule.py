@@ -100,6 +100,15 @@ def communication(us):
     return busy(stepped().kernel("ncclDevKernel_AllReduce", 0, us), us)
 
 
+def in_turns(us, overlap=0):
+    """Return a step in which two devices work one after the other, so long in all; the host launches late."""
+    trace = stepped().op("aten::mm", 0, 900)
+    for turn in range(4):
+        at = 60 + turn * us / 4
+        trace.kernel("vectorized_elementwise_kernel", at, us / 4 + overlap, device=turn % 2, launched=(at - 50, 40))
+    return trace
+
+
 def step_times(*lengths):
     trace, at = Trace(), 0
     for i, length in enumerate(lengths):
@@ -230,6 +239,10 @@ CASES = {
             optimizer(200, by="runFunction - job_prep_and_submit_for_execution"),
             stepped(),
         ],
+    ),
+    "devices-take-turns": (
+        [in_turns(501)],
+        [in_turns(500), in_turns(900, overlap=100), in_turns(900).kernel("k", 0, 10_000), busy(stepped())],
     ),
     "exposed-communication": ([communication(100.001)], [communication(100), stepped()]),
     "step-time-varies": (
@@ -451,12 +464,25 @@ def updated(name, kernel):
     return small_kernels(20).mark(name, 0, 5).kernel(kernel, 900, 5, launched=(1, 2))
 
 
+def overlapping():
+    """Return a trace with findings about kernels and idle time, and some kernels that last 40 times as long."""
+    trace = Trace(deviceProperties=[gpu()]).step(1, 0, 2000).mark(WITH_WORKERS, 0, 400)
+    for i in range(40):
+        at = 400 + 40 * i
+        trace.op("aten::mm", at, 30)
+        trace.kernel("volta_sgemm_64x64_nt", at + 10, 8 if i % 10 else 320, launched=(at + 1, 2))
+    return trace
+
+
 SCENARIOS = {
     "the largest saving comes first, unknown ones last": data_loading(400).copy(TO_DEVICE, 1000, 500),
     "a loader without workers is named": data_loading(200),
     "a loader with workers is not reported without": busy(stepped().mark(WITH_WORKERS, 0, 200)),
-    "a healthy trace has no finding": busy(stepped(3), 0, 3 * STEP),
+    "a healthy trace has no finding": busy(busy(busy(stepped(3)), STEP, 2 * STEP), 2 * STEP, 3 * STEP),
     "the saving is the mean over devices": two_devices(),
+    "devices that take turns are one busy system": in_turns(900),
+    "and those that work at the same time are not": in_turns(900, overlap=100),
+    "where durations are impossible nothing rests on them": overlapping(),
     "graphs are advised where the runtime has them": launching(),
     "and not where it has none": launching(by="runFunction - job_prep_and_submit_for_execution"),
     "kernels that are fused need no fusing": launching("triton_poi_fused_0"),
@@ -534,6 +560,7 @@ VIEWS = {
     "the first launch of a host that runs ahead is not what its steps wait for": "overview",
     "it is where the host does not run ahead": "overview",
     "an optimizer that the trace lacks passes no check": "checklist",
+    "devices that take turns are one busy system": "trace",
     "kernels that take no time have no share": "kernels",
     "copies of unknown amount have none": "trace",
 }

@@ -34,7 +34,7 @@ from training_profiler.trace_analysis.report_views import (
     render_view,
 )
 from training_profiler.trace_analysis.rules_findings import THRESHOLDS
-from training_profiler.trace_analysis.trace import Trace, analyse
+from training_profiler.trace_analysis.trace import Trace, analyse, analyse_ranks
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
@@ -269,10 +269,10 @@ def _compared(arguments: argparse.Namespace) -> str:
 
 def _pairing(before: Path, after: Path) -> list[tuple[Trace, Trace]]:
     """Return the pairs to compare: two files, or the same rank of two folders."""
-    sides = [_files(before), _files(after)]
+    sides = [[trace for path in _files(side) for trace in analyse_ranks(path)] for side in (before, after)]
     if len(sides[0]) == len(sides[1]) == 1:
-        return [(analyse(sides[0][0]), analyse(sides[1][0]))]
-    by_rank = [{trace.rank: trace for trace in map(analyse, side)} for side in sides]
+        return [(sides[0][0], sides[1][0])]
+    by_rank = [{trace.rank: trace for trace in side} for side in sides]
     if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
         raise TraceError(f"the traces in {before} and {after} are not of one rank each; compare them file by file")
     if by_rank[0].keys() != by_rank[1].keys():
@@ -305,9 +305,12 @@ def _files(given: Path) -> list[Path]:
 
 def _read(paths: Sequence[Path], *, with_graph: bool) -> list[Trace]:
     """Return the traces; if there are several, without their events, which would take much memory."""
-    if len(paths) == 1:
-        return [analyse(paths[0])]
-    return [analyse(path).without_events(with_graph=with_graph) for path in paths]
+    found: list[Trace] = []
+    for path in paths:
+        traces = analyse_ranks(path)
+        is_alone = len(paths) == len(traces) == 1
+        found += traces if is_alone else [trace.without_events(with_graph=with_graph) for trace in traces]
+    return found
 
 
 def _over_ranks(traces: Sequence[Trace]) -> list[RankCollective]:

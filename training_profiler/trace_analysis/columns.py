@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -139,6 +139,15 @@ class Messages:
     sequence: Ints  # the number of the collective in its group
 
 
+def _ordered(part: Any, order: Ints) -> Any:
+    """Return columns of events in another order."""
+    if isinstance(part, np.ndarray):
+        return part[order]
+    if not isinstance(part, (Columns, Messages, Recorded)):
+        return part  # of no event
+    return replace(part, **{each.name: _ordered(getattr(part, each.name), order) for each in fields(part) if each.init})
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Events with a duration, in order of their begin; row i of each array is one event."""
@@ -177,8 +186,17 @@ class Columns:
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
     lost_halves: int  # of device work: begins without an end, and ends without a begin
     notes: tuple[str, ...]  # what of the file could not be read
+    skew_ns: int = 0  # what the file's times of devices are early by; here they are not
     # What was asked of the same columns before; arrays are not to be changed.
     _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def without_skew(self, skew_ns: int) -> "Columns":
+        """Return the columns with all times of devices later by ``skew_ns``."""
+        late_ns = np.where(self.is_of(*GPU_CATEGORIES, "gpu_user_annotation"), skew_ns, 0)
+        begin_ns, end_ns = self.begin_ns + late_ns, self.end_ns + late_ns
+        corrected = replace(self, begin_ns=begin_ns, end_ns=end_ns, skew_ns=skew_ns)
+        ordered: Columns = _ordered(corrected, np.argsort(begin_ns, kind="stable"))
+        return ordered
 
     @property
     def length_ns(self) -> Ints:

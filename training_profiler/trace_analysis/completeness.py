@@ -10,8 +10,14 @@ from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.columns import NONE, Bools, Columns
 from training_profiler.trace_analysis.events import Scope, TracedEvents, beside
 from training_profiler.trace_analysis.host_activity import TO_HOST
-from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, is_launched_before, without_work
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, together, union
+from training_profiler.trace_analysis.launches import (
+    ROUNDING_NS,
+    captures_of,
+    is_graph_launch,
+    is_launched_before,
+    without_work,
+)
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, span_of, together, union
 
 LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch
 
@@ -59,9 +65,14 @@ def unseen_at_begin(events: TracedEvents) -> Intervals:
     return union(begin_ns[is_long], end_ns[is_long])
 
 
+IMPOSSIBLE: Final = ("kernel-longer-than-step", "kernels-overlap")  # doubts about how long device work takes
 LEAST_LOST: Final = 0.02  # of kernel launches; public traces that are whole have lost none of thousands
 EARLIER_NS: Final = 10_000  # device work never begins so long before its launch, even if times are rounded
 LEAST_EARLIER: Final = 0.01  # of the work whose launch is known
+LAUNCH_NS: Final = 5_000  # from the begin of a launch to the work; public traces have 5 to 9 us
+SKEW_PARTS: Final = 10  # of a trace; a clock that jumps is behind in a few
+MOST_OVERLAP: Final = 0.1  # of the time of kernels, with another one of their stream
+LEAST_OVERLAP_NS: Final = 100_000  # of one; a kernel may be prepared while the one before it ends
 MOST_STEPS: Final = 2  # that one kernel may take
 MOST_UNSEEN: Final = 0.1  # of the steps, or of the recording
 MOST_CAPTURED: Final = 0.5  # of the same
@@ -88,6 +99,7 @@ def doubts_of(events: TracedEvents, unseen: Intervals) -> tuple[Doubt, ...]:
         "graphs-without-kernels": _empty_graphs(events),
         "lost-halves": f"{counted(halves, 'piece')} of device work with only a begin or only an end" if halves else "",
         "kernel-longer-than-step": _longer_than_step(events),
+        "kernels-overlap": _overlapping(events),
         "work-before-launch": _before_launch(events),
         "work-not-recorded": not_recorded(unseen_ns) if _is_much(unseen_ns, events.scope) else "",
         "graphs-captured": _captures(events),
@@ -154,6 +166,26 @@ def _longer_than_step(events: TracedEvents) -> str:
     )
 
 
+def _overlapping(events: TracedEvents) -> str:
+    """Kernels of one stream follow each other, but for collectives, replays of graphs, and a few us of others."""
+    columns, call = events.columns, events.launches.call
+    is_replayed = (call != NONE) & is_graph_launch(columns)[call]
+    is_alone = columns.is_of("kernel") & ~events.communicates & ~is_replayed & (columns.stream != NONE)
+    track = columns.device * 2**40 + columns.stream
+    early_ns, busy_ns = [np.zeros(1, np.int64)], 0
+    for each in np.unique(track[is_alone]).tolist():
+        rows = np.flatnonzero(is_alone & (track == each))
+        early_ns.append(np.maximum.accumulate(columns.end_ns[rows])[:-1] - columns.begin_ns[rows[1:]])
+        busy_ns += span_of(columns, rows).total_ns
+    all_ns, early = int(columns.length_ns[is_alone].sum()), np.concatenate(early_ns)
+    if all_ns - busy_ns <= MOST_OVERLAP * all_ns or early.max() < LEAST_OVERLAP_NS:
+        return ""
+    return (
+        f"{counted(int((early > ROUNDING_NS).sum()), 'kernel')} begin while another one of the same stream runs, up to "
+        f"{early.max() / NS_PER_MS:.1f} ms before its end: kernels cannot be as long as recorded"
+    )
+
+
 def _before_launch(events: TracedEvents) -> str:
     begin_ns, call = events.columns.begin_ns, events.launches.call
     rows = np.flatnonzero(call != NONE)
@@ -165,6 +197,21 @@ def _before_launch(events: TracedEvents) -> str:
         f"{count} of {len(rows)} pieces of device work begin before their launch, by up to "
         f"{early_ns.max() / NS_PER_MS:.3f} ms: the clocks of host and device do not agree"
     )
+
+
+def skew_of(events: TracedEvents) -> int:
+    """Return by how much the clock of the devices is behind the host's throughout the trace, in ns; 0 if it is not.
+
+    Work begins a few microseconds after the begin of its launch, unless the device is busy.
+    """
+    if not _before_launch(events):
+        return 0
+    begin_ns, call = events.columns.begin_ns, events.launches.call
+    rows = np.flatnonzero(call != NONE)
+    early_ns = begin_ns[call[rows]] - begin_ns[rows]
+    most_ns = int(early_ns.max())
+    agree = [2 * part.max(initial=0) > most_ns for part in np.array_split(early_ns, SKEW_PARTS)]
+    return most_ns + LAUNCH_NS if 2 * sum(agree) > SKEW_PARTS else 0
 
 
 def not_recorded(unseen_ns: int) -> str:

@@ -1,7 +1,8 @@
 """Turns decoded events into columns. Of each event only the fields of its category are read."""
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -91,6 +92,41 @@ def read_columns(path: Path) -> Columns:
         return columns_of(read_parts(path), str(path))
     except (TraceError, NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
         return columns_of([read_events(path)], str(path))
+
+
+_RANK: Final = re.compile(r"(\d+)_")  # what tools that join the traces of ranks put before each pid
+
+
+def ranks_of(threads: Iterable[tuple[Any, Any]]) -> frozenset[int]:
+    """Return the ranks of a trace that a tool made of those of several; nothing for any other."""
+    found = [_RANK.match(pid) if isinstance(pid, str) else None for pid, _ in threads]
+    return frozenset() if None in found else frozenset(int(match[1]) for match in found if match)
+
+
+def read_ranks(path: Path, ranks: Collection[int]) -> dict[int, Columns]:
+    """Return the columns of each rank of a joined trace that ``read_columns`` can read."""
+    tables = {rank: _Table(str(path)) for rank in sorted(ranks)}
+    of_file = RawTrace([], [], {"world_size": len(ranks)})
+    rank = min(ranks)
+    for part in _parts(path):
+        of_file = RawTrace([], part.devices or of_file.devices, of_file.distributed | part.distributed)
+        events: dict[int, list[TraceEvent]] = defaultdict(list)
+        for event in part.events:
+            match = _RANK.match(event.pid) if isinstance(event.pid, str) else None
+            rank = int(match[1]) if match and int(match[1]) in tables else rank  # else of the rank before
+            events[rank].append(event)
+        for each, of_rank in events.items():
+            tables[each].add(RawTrace(of_rank, [], {}, part.notes))
+    for each, table in tables.items():
+        table.add(RawTrace([], of_file.devices, of_file.distributed | {"rank": each}))
+    return {each: table.columns() for each, table in tables.items()}
+
+
+def _parts(path: Path) -> Iterator[RawTrace]:
+    try:
+        yield from list(read_parts(path))
+    except (TraceError, NoPiecesError):
+        yield read_events(path)
 
 
 def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:

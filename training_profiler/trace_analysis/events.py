@@ -101,6 +101,17 @@ def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tup
     return tuple(devices)
 
 
+LEAST_TURN: Final = 0.1  # of the time in which any device is busy
+MOST_AT_ONCE: Final = 0.1  # of the same, in which another device is busy too
+
+
+def take_turns(devices: Sequence[OneDevice], busy: Intervals) -> bool:
+    """Return whether one device works while the others wait, as those of a model that is divided among them do."""
+    times_ns = [device.device.busy.total_ns for device in devices]
+    has_turn = [ns >= LEAST_TURN * busy.total_ns for ns in times_ns]
+    return sum(has_turn) > 1 and sum(times_ns) <= (1 + MOST_AT_ONCE) * busy.total_ns
+
+
 def step_parts(columns: Columns, device: Device) -> tuple[StepParts, ...]:
     """Return the parts of each step that the profiler marked on the host; they add up to it exactly."""
     rows = np.flatnonzero(columns.is_step())

@@ -109,6 +109,7 @@ ALLOCATION: Final = "allocation"
 PYTHON: Final = "python between launches"
 COMMUNICATION: Final = "waiting for communication"
 OTHER_STREAM: Final = "waiting for another stream"
+OTHER_DEVICE: Final = "waiting for another device"  # that has its turn
 STARTED_LATE: Final = "launched, started late"
 IN_GRAPH: Final = "inside a graph"
 LAUNCH_BOUND: Final = "launch-bound"
@@ -121,7 +122,17 @@ _CALLS: Final = {
     SYNCHRONIZE: known_names.SYNCHRONIZE,
 }
 # If several causes claim a moment, the first in this order gets it.
-_IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
+_IN_ORDER: Final = (
+    RECORDING,
+    OTHER_DEVICE,
+    DATA_LOADER,
+    ALLOCATION,
+    BLOCKING_COPY,
+    SYNCHRONIZE,
+    LAUNCH_BOUND,
+    PYTHON,
+    UNKNOWN,
+)
 _LAUNCHING: Final = ("cpu_op", "cuda_runtime")  # categories of the cause launch-bound
 _SLOW_HOST: Final = (LAUNCH_BOUND, PYTHON)  # a host stall, if it is long
 # A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
@@ -154,10 +165,14 @@ class Gap:
 
 
 class HostTime:
-    """What the host did meanwhile, by cause. The times of a thread are looked up once."""
+    """What the host did meanwhile, by cause. The times of a thread are looked up once.
 
-    def __init__(self, columns: Columns) -> None:
+    Devices that take turns have their turns at some times: then a device that is idle waits for another one.
+    """
+
+    def __init__(self, columns: Columns, turns: Intervals) -> None:
         self._columns = columns
+        self.turns = turns
         self._main = main_thread(columns)
         self._claims: Callable[[tuple[int, ...]], list[Intervals]] = cache(lambda of: list(self._claims_of(of)))
         # When the recording held up some threads.
@@ -189,6 +204,8 @@ class HostTime:
         for cause in _IN_ORDER[:-1]:
             if cause == RECORDING:
                 claimed = self.recording(threads)
+            elif cause == OTHER_DEVICE:
+                claimed = together(claimed, self.turns)
             elif cause == PYTHON:
                 # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
                 rows = np.flatnonzero(on_threads & is_host)
@@ -215,7 +232,7 @@ class Around:
 @dataclass(frozen=True, slots=True)
 class _Idle:
     device: int
-    made: Ints  # the calls that launched each work of the device; -1 for unknown
+    made: Ints  # the calls that launched each work of the device, or of all that take turns; -1 for unknown
     times: Intervals
     following: Ints  # the work that ends it; -1 for none
     calls: Ints  # that launched this work; -1 for unknown
@@ -237,7 +254,7 @@ def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
     near = events.communicates[following] | events.communicates[preceding]
     call = events.launches.call[following]
     in_graph = (call == events.launches.call[preceding]) & (call != NONE) & is_graph_launch(columns)[call]
-    return _with_causes(around, _idle(events, device.index, idle, following, near, in_graph))
+    return _with_causes(around, _idle(around, device.index, idle, following, near, in_graph))
 
 
 def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
@@ -261,7 +278,7 @@ def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
     edges, of = _cut(around, Intervals(begin_ns[is_long], end_ns[is_long]), following[is_long])
     following = following[is_long][of]
     neither = np.zeros(len(following), np.bool_)  # nothing on this device was waited for
-    idle = _idle(events, device.index, edges, following, neither, neither)
+    idle = _idle(around, device.index, edges, following, neither, neither)
     since_ns = events.lost.since_ns(columns)
     if since_ns is not None:
         idle.launched_ns[following == NONE] = np.clip(since_ns, *edges)[following == NONE]
@@ -278,17 +295,16 @@ def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, 
     return cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
 
 
-def _idle(
-    events: TracedEvents, device: int, times: Intervals, following: Ints, is_near: Bools, is_in_graph: Bools
-) -> _Idle:
+def _idle(around: Around, device: int, times: Intervals, following: Ints, is_near: Bools, is_in_graph: Bools) -> _Idle:
     """Return idle times with the calls that launched what ends them.
 
     After the launch the host has done its part: the rest of the time is a wait on the device. Where the launch is
     unknown, the host has its part until the end.
     """
-    columns, (begin_ns, end_ns) = events.columns, times
-    made = events.launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
-    calls = events.launches.calls_of(following)
+    columns, launches, (begin_ns, end_ns) = around.events.columns, around.events.launches, times
+    is_shared = around.host.turns.total_ns > 0  # by the devices: what the host launches on one, it does for all
+    made = launches.call[columns.is_gpu() & (is_shared | (columns.device == device))]
+    calls = launches.calls_of(following)
     launched_ns: Ints = np.where(calls != NONE, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
     is_earlier = (following != NONE) & (calls == NONE) & is_launched_before(columns, made, following)
     launched_ns[is_earlier] = begin_ns[is_earlier]
@@ -312,12 +328,15 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     is_other_busy = 2 * covered(around.events.device.busy, launched_ns, end_ns) > end_ns - launched_ns
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, around.host, idle) | _is_slow_call(columns, idle)
+    other = OTHER_DEVICE if around.host.turns.total_ns else OTHER_STREAM
     long = []
     for i, (main, parts_of_gap) in enumerate(zip(which.tolist(), shares, strict=True)):
-        on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
+        on_device = COMMUNICATION if idle.is_near[i] else other if is_other_busy[i] else STARTED_LATE
         names = (*_IN_ORDER, UNKNOWN if following[i] == NONE else on_device)
         cause = names[main]
-        if cause != RECORDING:
+        if end_ns[i] - begin_ns[i] <= columns.skew_ns:
+            cause, parts_of_gap = UNKNOWN, [float(name == UNKNOWN) for name in _IN_ORDER] + [0.0]
+        elif cause != RECORDING:
             cause = NOT_RECORDED if unseen[i] > MOST_OF_TIME else IN_GRAPH if idle.is_in_graph[i] else cause
         divided = {cause: 1.0}
         if cause not in _UNDIVIDED:
@@ -346,7 +365,8 @@ def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
     threads = np.where(known, columns.thread[calls], NONE)
-    parts = host.parts(threads, np.minimum(begin_ns, since_ns), idle.launched_ns)
+    since_ns = np.where(since_ns > idle.launched_ns, begin_ns, since_ns)
+    parts = host.parts(threads, since_ns, idle.launched_ns)
     is_stall: Bools = sum(parts[_IN_ORDER.index(cause)] for cause in _SLOW_HOST) >= LEAST_STALL_NS
     return is_stall
 

@@ -21,7 +21,15 @@ from training_profiler.trace_analysis.gaps import (
     long_gaps,
 )
 from training_profiler.trace_analysis.launches import ROUNDING_NS, is_section
-from training_profiler.trace_analysis.timeline import Intervals, bounds_of, covered, main_thread, span_of, step_at
+from training_profiler.trace_analysis.timeline import (
+    NOTHING,
+    Intervals,
+    bounds_of,
+    covered,
+    main_thread,
+    span_of,
+    step_at,
+)
 
 MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause
 
@@ -184,13 +192,13 @@ class IdleTimes(NamedTuple):
 
 
 def idle_times(
-    events: TracedEvents, devices: tuple[OneDevice, ...], unseen: Intervals
+    events: TracedEvents, devices: tuple[OneDevice, ...], unseen: Intervals, *, takes_turns: bool
 ) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
     """Return the idle times of all devices in order of time, and where in the code time and gaps are.
 
     Each idle time comes with whether it lies between two works: a gap.
     """
-    around = Around(events, unseen, HostTime(events.columns))
+    around = Around(events, unseen, HostTime(events.columns, events.device.busy if takes_turns else NOTHING))
     idle: list[tuple[Gap, bool]] = []
     for device in devices:
         idle += [(gap, True) for gap in long_gaps(around, device)]

@@ -12,6 +12,7 @@ from training_profiler.trace_analysis.rules_registry import (
     CAPABILITY,
     CUDA_KERNELS,
     DEVICE,
+    DURATIONS,
     LOOP,
     MEMORY,
     OPERATORS,
@@ -145,7 +146,7 @@ MOST_NAMES: Final = 3  # that a finding lists
 MOST_NAME: Final = 50  # characters of each
 
 
-@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE,))
+@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE, DURATIONS))
 def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a trace in which over half of 20 kernels or more take under 10 us, and these over 5 % of kernel time."""
     kernels = analysis.kernels
@@ -165,7 +166,9 @@ def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
+@RULES.rule(
+    "unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE, DURATIONS)
+)
 def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels of unknown kind that take over 5 % of kernel time: what is computed there is not known."""
     share = analysis.kernels.unclassified_share
@@ -182,7 +185,7 @@ def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, OPERATORS), work="copies")
+@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, DURATIONS, OPERATORS), work="copies")
 def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
@@ -203,7 +206,12 @@ def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "layout-conversions", threshold=0.05, needs=(DEVICE,), is_measured=True, is_conversion=True, saves_at_least=True
+    "layout-conversions",
+    threshold=0.05,
+    needs=(DEVICE, DURATIONS),
+    is_measured=True,
+    is_conversion=True,
+    saves_at_least=True,
 )
 def layout_conversions(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels that convert the layout of tensors for convolutions, over 5 % of the device's busy time."""
@@ -224,7 +232,9 @@ def layout_conversions(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY), work="products", has_conversions=True)
+@RULES.rule(
+    "no-tensor-cores", threshold=0.20, needs=(DEVICE, DURATIONS, CAPABILITY), work="products", has_conversions=True
+)
 def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
     found = analysis.kernels
@@ -246,7 +256,7 @@ def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, OPERATORS), work="products")
+@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, DURATIONS, OPERATORS), work="products")
 def math_attention(analysis: Trace, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
@@ -264,7 +274,10 @@ def math_attention(analysis: Trace, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "single-tensor-optimizer", threshold=100, needs=(DEVICE, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP), work="optimizer"
+    "single-tensor-optimizer",
+    threshold=100,
+    needs=(DEVICE, DURATIONS, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP),
+    work="optimizer",
 )
 def single_tensor_optimizer(analysis: Trace, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""
@@ -297,4 +310,25 @@ def exposed_communication(analysis: Trace, threshold: float) -> Finding | None:
         ns / NS_PER_S,
         "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use "
         + analysis.communication_advice,
+    )
+
+
+@RULES.rule("devices-take-turns", threshold=0.50, is_measured=True)
+def devices_take_turns(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag devices that wait for each other's work, together busy for over 50 % of step time."""
+    busy_ns = analysis.scope.within(analysis.device.busy)
+    share = analysis.share_of_scope(busy_ns)
+    if not analysis.takes_turns or not analysis.is_whole or share is None or share <= threshold:
+        return None
+    each_ns = [analysis.scope.within(device.device.busy) for device in analysis.devices]
+    shares = [ns / analysis.program_ns for ns in each_ns]
+    *others, last = [f"{part:.1%}" for part in shares]
+    return Finding(
+        "devices-take-turns",
+        f"{len(shares)} devices take turns: they are busy for {', '.join(others)} and {last} of {analysis.scope.time}, "
+        "and while one works the others wait",
+        {"share_of_step": share, "threshold": threshold, "devices": len(shares)},
+        (busy_ns - max(each_ns)) / NS_PER_S,
+        "Cut each batch into micro-batches that follow one another through the devices (torch.distributed.pipelining), "
+        "or train a whole copy of the model on each (DistributedDataParallel; FSDP where one does not fit)",
     )

@@ -8,9 +8,11 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.trace_analysis import gaps
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.rules_registry import (
+    AT_ONCE,
     BATCHES,
     DEVICE,
     DIRECTIONS,
+    DURATIONS,
     OPERATORS,
     RULES,
     THREE_STEPS,
@@ -61,7 +63,7 @@ def data_loading(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE))
+@RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, AT_ONCE))
 def idle(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
     used = analysis.utilization
@@ -118,7 +120,7 @@ def _fewer_launches(analysis: Trace) -> str:
     return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
-@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, AT_ONCE, OPERATORS), is_measured=True)
 def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
     found = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
@@ -158,7 +160,7 @@ def _stall_text(place: AttributedGap) -> str:
     return f"{place.ns_of(gaps.HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 
-@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, AT_ONCE, OPERATORS), is_measured=True)
 def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = analysis.gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)
@@ -215,7 +217,7 @@ def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,), work="copies")
+@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE, DURATIONS), work="copies")
 def pageable(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
     ns, copies = analysis.pageable.total_ns, analysis.pageable.count

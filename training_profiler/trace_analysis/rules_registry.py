@@ -21,6 +21,8 @@ class TraceRule(Rule[Trace]):
 RULES: Final[Registry[Trace, TraceRule]] = Registry(TraceRule)
 DEVICE: Final[Need[Trace]] = Need("work of a device", lambda analysis: analysis.has_gpu)
 WHOLE: Final[Need[Trace]] = Need("device work that is whole", lambda analysis: analysis.is_whole)
+DURATIONS: Final[Need[Trace]] = Need("device work that can be as long as recorded", lambda trace: trace.has_durations)
+AT_ONCE: Final[Need[Trace]] = Need("devices that do not take turns", lambda trace: not trace.takes_turns)
 OPERATORS: Final[Need[Trace]] = Need("operators of the host", lambda analysis: bool(analysis.operators))
 DIRECTIONS: Final[Need[Trace]] = Need(
     "the direction of copies", lambda analysis: analysis.transfers.exposed_ns is not None

@@ -8,17 +8,19 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.trace_analysis import communication, host_activity
 from training_profiler.trace_analysis.code_places import CodePlaces
 from training_profiler.trace_analysis.columns import Bools, Columns
-from training_profiler.trace_analysis.completeness import doubts_of, unseen_work
-from training_profiler.trace_analysis.event_table import read_columns
+from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, skew_of, unseen_work
+from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
 from training_profiler.trace_analysis.events import (
     DeviceMemory,
     StepParts,
     TracedEvents,
     devices_of,
     memory_of,
+    take_turns,
     utilization,
 )
 from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING, Gap
@@ -49,7 +51,10 @@ class Trace(TracedEvents):
         self.device_bytes = columns.device_bytes  # of memory, by index, if the trace has it
         self.rank = columns.rank
         self.world_size = columns.world_size
-        self.notes = columns.notes  # what of the file could not be read
+        self.notes = columns.notes  # what of the file could not be read, or had to be corrected
+        if columns.skew_ns:
+            early = f"the clock of devices is {columns.skew_ns / NS_PER_MS:.3f} ms behind the host's"
+            self.notes += (f"{early}, which is corrected; idle times of no more than that have no known cause",)
         self.compute_capability = columns.compute_capability  # 80 for 8.0; None if unknown or not NVIDIA
 
     _reads = _of(host_activity.device_reads)
@@ -60,6 +65,8 @@ class Trace(TracedEvents):
     )
     # The activity of each device.
     devices = _of(lambda trace: devices_of(trace.columns, trace.communicates, trace.device))
+    # Whether one device works while the others wait.
+    takes_turns = _of(lambda trace: take_turns(trace.devices, trace.device.busy))
     # The communication at times without computation.
     exposed_communication_ns = _of(
         lambda trace: trace.device.communication.total_ns - overlap(trace.device.communication, trace.device.compute)
@@ -78,7 +85,7 @@ class Trace(TracedEvents):
     # What makes communication cost less under these.
     communication_advice = _of(lambda trace: communication.advice(trace.parallelism, trace.is_communication_apart))
     _found_idle: "cached_property[tuple[list[tuple[Gap, bool]], CodePlaces]]" = _of(
-        lambda trace: idle_times(trace, trace.devices, trace._unseen)
+        lambda trace: idle_times(trace, trace.devices, trace._unseen, takes_turns=trace.takes_turns)
     )
     # Where in the code time goes.
     code = _of(lambda trace: trace._found_idle[1])
@@ -173,6 +180,11 @@ class Trace(TracedEvents):
     def is_whole(self) -> bool:
         """Whether nothing speaks against the figures about the device."""
         return not self.doubts
+
+    @property
+    def has_durations(self) -> bool:
+        """Whether device work can be as long as recorded."""
+        return not any(doubt.code in IMPOSSIBLE for doubt in self.doubts)
 
     @property
     def utilization_in_steps(self) -> float | None:
@@ -292,13 +304,13 @@ class Trace(TracedEvents):
         return min(chosen_ns, self.waiting.read_ns)
 
     def phase_share(self, phase: str) -> float | None:
-        """Return the share of the device's time for the steps that a phase takes; None if the trace has no phases."""
+        """Return the share of the device's time for the steps that a phase takes; None if that is unknown."""
         return None if self.phases.times_ns is None else self.share_of_device(self.phases.times_ns[phase])
 
     def share_of_device(self, ns: int) -> float | None:
         """Return a time of devices as a share of the time that they had for the steps; None if that has no length."""
         wall_ns = self.phases.wall_ns * max(1, len(self.devices))
-        return ns / wall_ns if wall_ns else None
+        return ns / wall_ns if wall_ns and self.has_durations else None
 
     @property
     def data_share(self) -> float | None:
@@ -347,9 +359,29 @@ def _variation(steps: Sequence[StepParts]) -> float | None:
 
 
 def analyse(path: Path) -> Trace:
-    """Return the trace in ``path``.
+    """Return the trace in ``path``, as one even if it has several ranks.
 
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
-    return Trace(read_columns(path), path)
+    return _analysed(read_columns(path), path)
+
+
+def analyse_ranks(path: Path) -> list[Trace]:
+    """Return the traces in ``path``: one for each rank where a tool joined the files of several, else one.
+
+    Raises:
+        TraceError: The file cannot be read or is not a trace. The message has one line.
+    """
+    columns = read_columns(path)
+    ranks = ranks_of(columns.threads)
+    if len(ranks) < 2:
+        return [_analysed(columns, path)]
+    del columns
+    return [_analysed(of_rank, path / f"rank{rank}") for rank, of_rank in read_ranks(path, ranks).items()]
+
+
+def _analysed(columns: Columns, path: Path) -> Trace:
+    trace = Trace(columns, path)
+    skew_ns = skew_of(trace)
+    return Trace(columns.without_skew(skew_ns), path) if skew_ns else trace

@@ -24,7 +24,14 @@ from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
 from training_profiler.trace_analysis.reader import keep_memory
 from training_profiler.trace_analysis.report_figures import path_data, trace_data
-from training_profiler.trace_analysis.report_files import OVER_RANKS, TABLES, annotated, over_ranks_rows, render_traces
+from training_profiler.trace_analysis.report_files import (
+    OVER_RANKS,
+    TABLES,
+    annotated,
+    over_ranks_rows,
+    path_tables,
+    render_traces,
+)
 from training_profiler.trace_analysis.report_several import are_ranks, comparison_data, render_comparison, render_ranks
 from training_profiler.trace_analysis.report_views import (
     CRITICAL_PATH,
@@ -128,7 +135,7 @@ def _written(arguments: argparse.Namespace) -> str:
             page = render_traces(traces, thresholds, ranks, joined)
             contents[arguments.html] = page.encode("utf-8", "replace")
         if arguments.csv is not None:
-            tables = {"over_ranks": over_ranks_rows(ranks)} | {name: of(joined) for name, of in OVER_RANKS.items()}
+            tables = {"over_ranks": over_ranks_rows(ranks)} | dict(zip(OVER_RANKS, path_tables(joined), strict=True))
             for trace in traces:
                 of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
                 tables |= {f"{of}{name}": table_of(trace) for name, table_of in TABLES.items()}

@@ -1,6 +1,6 @@
 """Two traces of the same training side by side: time per step before and after, and the noise band."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,16 +10,8 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import (
-    NONE,
-    STEP_NAME,
-    Bools,
-    Columns,
-    Ints,
-    Numbers,
-    numbered,
-)
-from training_profiler.trace_analysis.events import StepParts, TracedEvents
+from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints, Numbers, numbered
+from training_profiler.trace_analysis.events import PARTS, TracedEvents
 from training_profiler.trace_analysis.host_activity import step_of_each
 from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.trace import Trace
@@ -166,12 +158,14 @@ _ABSENT: Final = PerStep(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """One category; ns per step."""
+    """A category, an operator, its calls with the same input shapes, a kernel, or a kind of kernels; ns per step."""
 
     name: str
     before_ns: float
     after_ns: float
     band_ns: float | None  # a difference within it may be chance; None if a side has one step
+    shapes: str = ""  # unless the row is of one input shape
+    counts: tuple[float, float] = (1, 1)  # per step, before and after; 0 on the side without it
 
     @property
     def change_ns(self) -> float:
@@ -182,14 +176,6 @@ class TraceDifference:
     def is_noise(self) -> bool | None:
         """Whether the difference may be chance; None if that is unknown."""
         return None if self.band_ns is None else abs(self.change_ns) <= self.band_ns
-
-
-@dataclass(frozen=True, slots=True)
-class WorkDifference(TraceDifference):
-    """An operator, its calls with the same input shapes, a kernel, or a kind of kernels; ns per step."""
-
-    shapes: str  # "" unless the row is of one input shape
-    counts: tuple[float, float]  # per step, before and after; 0 on the side without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +198,7 @@ class TraceComparison:
     after: Trace
     unit: str  # what times are of: a step, one run of an annotation, or the recording
     differences: tuple[TraceDifference, ...]
-    work: Mapping[str, tuple[WorkDifference, ...]]  # by table; the largest beyond the noise first
+    work: Mapping[str, tuple[TraceDifference, ...]]  # by table; the largest beyond the noise first
     call_tree: tuple[BranchDifference, ...]  # each branch after the one around it
     alike: float  # the share of the operators' calls per step that both have, 0 to 1
 
@@ -239,18 +225,13 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
         what = "recordings are not of the same work" if unit == RECORDING else "steps are not of the same program"
         names = f"{before.path.name}, {after.path.name}"
         raise TraceError(f"the {what}: only {alike:.0%} of the calls of operators are in both ({names})")
-    parts: list[tuple[str, Callable[[StepParts], int]]] = [(unit, lambda step: step.wall_ns)]
+    parts = {unit: "wall_ns"}
     if before.has_gpu and after.has_gpu:
-        parts += [
-            ("compute", lambda step: step.compute_ns),
-            ("exposed communication", lambda step: step.exposed_communication_ns),
-            ("exposed copies", lambda step: step.exposed_copies_ns),
-            ("idle", lambda step: step.idle_ns),
-        ]
+        parts |= {part.removesuffix("_ns").replace("_", " "): part for part in PARTS}
     sides = [(analysis, _repetitions(analysis, unit)) for analysis in (before, after)]
     rows = [
-        _difference(name, *([part(step) / times for step in analysis.scope.parts] for analysis, times in sides))
-        for name, part in parts
+        _difference(name, *([getattr(step, part) / times for step in trace.scope.parts] for trace, times in sides))
+        for name, part in parts.items()
     ]
     if before.waiting.data_names or after.waiting.data_names:
         waits = ([ns / times for ns in analysis.waiting.data_ns] for analysis, times in sides)
@@ -292,11 +273,11 @@ def _band(errors: float, before: float, after: float) -> float:
     return errors * float(np.sqrt(before + after))
 
 
-def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
+def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[TraceDifference, ...]]:
     old, new = step_work(before), step_work(after)
     has_gpu = before.has_gpu and after.has_gpu
     shown = [name for name in old if (name != "host_operators_by_shape" if has_gpu else name.startswith("host"))]
-    each = _each(before, after, unit)
+    each = _Each(before, after, unit)
     return {
         name: _differences(old[name], new[name], each)
         for name in shown
@@ -304,45 +285,33 @@ def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[WorkDiffere
     }
 
 
-@dataclass(frozen=True, slots=True)
 class _Each:
     """By what times of a window are divided on either side, and whether they have a noise band."""
 
-    before: int
-    after: int
-    has_band: bool
+    def __init__(self, before: Trace, after: Trace, unit: str) -> None:
+        self._before, self._after = _repetitions(before, unit), _repetitions(after, unit)
+        self._has_band = min(len(before.steps), len(after.steps)) > 1
 
-    def difference(self, name: str, old: PerStep, new: PerStep) -> TraceDifference:
-        band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self.has_band else None
-        return TraceDifference(name, old.mean_ns / self.before, new.mean_ns / self.after, band)
-
-    def counts(self, old: PerStep, new: PerStep) -> tuple[float, float]:
-        return old.count / self.before, new.count / self.after
+    def difference(self, name: str, old: PerStep, new: PerStep, shapes: str = "") -> TraceDifference:
+        band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self._has_band else None
+        counts = old.count / self._before, new.count / self._after
+        return TraceDifference(name, old.mean_ns / self._before, new.mean_ns / self._after, band, shapes, counts)
 
 
-def _each(before: Trace, after: Trace, unit: str) -> _Each:
-    has_band = min(len(before.steps), len(after.steps)) > 1
-    return _Each(_repetitions(before, unit), _repetitions(after, unit), has_band)
-
-
-def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[WorkDifference, ...]:
-    rows = []
-    for key in dict.fromkeys((*before, *after)):
-        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        row = each.difference(key[0], old, new)
-        counts = each.counts(old, new)
-        rows.append(WorkDifference(row.name, row.before_ns, row.after_ns, row.band_ns, key[1], counts))
+def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[TraceDifference, ...]:
+    keys = dict.fromkeys((*before, *after))
+    rows = [each.difference(key[0], before.get(key, _ABSENT), after.get(key, _ABSENT), key[1]) for key in keys]
     return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
 
 
 def _tree(before: Trace, after: Trace, unit: str) -> tuple[BranchDifference, ...]:
-    each = _each(before, after, unit)
+    each = _Each(before, after, unit)
     trees = call_tree(before), call_tree(after)
     rows = []
     for path in sorted(trees[0].keys() | trees[1].keys()):
-        old, new = (tree.get(path, (_ABSENT,) * 4) for tree in trees)
-        parts = (each.difference(path[-1], *both) for both in zip(old, new, strict=True))
-        rows.append(BranchDifference(path, each.counts(old[0], new[0]), *parts))
+        pairs = zip(*(tree.get(path, (_ABSENT,) * 4) for tree in trees), strict=True)
+        parts = [each.difference(path[-1], *both) for both in pairs]
+        rows.append(BranchDifference(path, parts[0].counts, *parts))
     return tuple(rows)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.events import Scope, TracedEvents, beside
 from training_profiler.trace_analysis.host_activity import TO_HOST
 from training_profiler.trace_analysis.launches import (
@@ -186,15 +186,21 @@ def _overlapping(events: TracedEvents) -> str:
     )
 
 
-def _before_launch(events: TracedEvents) -> str:
+def _early_ns(events: TracedEvents) -> Ints:
+    """Return by how much each work whose launch is known begins before that."""
     begin_ns, call = events.columns.begin_ns, events.launches.call
     rows = np.flatnonzero(call != NONE)
-    early_ns = begin_ns[call[rows]] - begin_ns[rows]
+    early_ns: Ints = begin_ns[call[rows]] - begin_ns[rows]
+    return early_ns
+
+
+def _before_launch(events: TracedEvents) -> str:
+    early_ns = _early_ns(events)
     count = int((early_ns > EARLIER_NS).sum())
-    if not count or count < LEAST_EARLIER * len(rows):
+    if not count or count < LEAST_EARLIER * len(early_ns):
         return ""
     return (
-        f"{count} of {len(rows)} pieces of device work begin before their launch, by up to "
+        f"{count} of {len(early_ns)} pieces of device work begin before their launch, by up to "
         f"{early_ns.max() / NS_PER_MS:.3f} ms: the clocks of host and device do not agree"
     )
 
@@ -206,9 +212,7 @@ def skew_of(events: TracedEvents) -> int:
     """
     if not _before_launch(events):
         return 0
-    begin_ns, call = events.columns.begin_ns, events.launches.call
-    rows = np.flatnonzero(call != NONE)
-    early_ns = begin_ns[call[rows]] - begin_ns[rows]
+    early_ns = _early_ns(events)
     most_ns = int(early_ns.max())
     agree = [2 * part.max(initial=0) > most_ns for part in np.array_split(early_ns, SKEW_PARTS)]
     return most_ns + LAUNCH_NS if 2 * sum(agree) > SKEW_PARTS else 0

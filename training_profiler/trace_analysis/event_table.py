@@ -63,22 +63,16 @@ MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of
 MOST_SUM_NS: Final = 2**62
 LEAST_UNREAD: Final = 10  # events of unknown categories that are said, if they are a good part of all
 MOST_UNREAD: Final = 0.2
+# By a part of the name; the first that a name has counts.
 _BYTES_OF: Final = {
-    "double": 8,
-    "long": 8,
-    "int64": 8,
-    "float64": 8,
-    "bfloat16": 2,
-    "float16": 2,
+    **dict.fromkeys(("double", "long", "int64", "float64"), 8),
+    **dict.fromkeys(("bfloat16", "float16"), 2),
     "float8": 1,
-    "half": 2,
-    "short": 2,
+    **dict.fromkeys(("half", "short"), 2),
     "float": 4,
     "int8": 1,
     "int": 4,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
+    **dict.fromkeys(("byte", "char", "bool"), 1),
 }
 
 

@@ -164,15 +164,16 @@ class Gap:
         return sum(share for cause, share in self.shares if cause in causes)
 
 
-class HostTime:
-    """What the host did meanwhile, by cause. The times of a thread are looked up once.
+class Around:
+    """What the whole file shows of the time in which one of its devices is idle.
 
-    Devices that take turns have their turns at some times: then a device that is idle waits for another one.
+    A device does what is not recorded at the times ``unseen``. Devices that take turns have them at the times
+    ``turns``: one that is idle then waits for another. The times of a thread are looked up once.
     """
 
-    def __init__(self, columns: Columns, turns: Intervals) -> None:
-        self._columns = columns
-        self.turns = turns
+    def __init__(self, events: TracedEvents, unseen: Intervals, turns: Intervals) -> None:
+        self.events, self.unseen, self.turns = events, unseen, turns
+        columns = self._columns = events.columns
         self._main = main_thread(columns)
         self._claims: Callable[[tuple[int, ...]], list[Intervals]] = cache(lambda of: list(self._claims_of(of)))
         # When the recording held up some threads.
@@ -218,15 +219,6 @@ class HostTime:
                 which = which & (columns.thread == threads[0] if cause == SYNCHRONIZE else on_threads)
                 claimed = together(claimed, span_of(columns, which))
             yield claimed
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What the whole file shows of the time in which one of its devices is idle."""
-
-    events: TracedEvents
-    unseen: Intervals  # a device does what is not recorded
-    host: HostTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +282,7 @@ def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, 
     thread = around.events.columns.thread
     calls = around.events.launches.calls_of(following)
     threads = tuple(np.unique(np.append(thread[calls[calls != NONE]], main_thread(around.events.columns))).tolist())
-    held_up = around.host.recording(threads)
+    held_up = around.recording(threads)
     begin_ns, end_ns = (np.concatenate(ends) for ends in zip(held_up, around.unseen, strict=True))
     return cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
 
@@ -302,7 +294,7 @@ def _idle(around: Around, device: int, times: Intervals, following: Ints, is_nea
     unknown, the host has its part until the end.
     """
     columns, launches, (begin_ns, end_ns) = around.events.columns, around.events.launches, times
-    is_shared = around.host.turns.total_ns > 0  # by the devices: what the host launches on one, it does for all
+    is_shared = around.turns.total_ns > 0  # by the devices: what the host launches on one, it does for all
     made = launches.call[columns.is_gpu() & (is_shared | (columns.device == device))]
     calls = launches.calls_of(following)
     launched_ns: Ints = np.where(calls != NONE, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
@@ -314,7 +306,7 @@ def _idle(around: Around, device: int, times: Intervals, following: Ints, is_nea
 def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     columns, (begin_ns, end_ns) = around.events.columns, idle.times
     launched_ns, following, calls = idle.launched_ns, idle.following, idle.calls
-    parts = around.host.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
+    parts = around.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
     # Neither operators nor Python are charged with a gap whose next work has no known launch, though other work has: it
     # may have been launched long before, as a copy that a device makes for itself.
     is_unknown = (calls == NONE) & (following != NONE) & (idle.made != NONE).any()
@@ -327,8 +319,8 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(around.events.device.busy, launched_ns, end_ns) > end_ns - launched_ns
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, around.host, idle) | _is_slow_call(columns, idle)
-    other = OTHER_DEVICE if around.host.turns.total_ns else OTHER_STREAM
+    is_stall = _is_stall(columns, around, idle) | _is_slow_call(columns, idle)
+    other = OTHER_DEVICE if around.turns.total_ns else OTHER_STREAM
     long = []
     for i, (main, parts_of_gap) in enumerate(zip(which.tolist(), shares, strict=True)):
         on_device = COMMUNICATION if idle.is_near[i] else other if is_other_busy[i] else STARTED_LATE
@@ -352,7 +344,7 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     return long
 
 
-def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:
+def _is_stall(columns: Columns, around: Around, idle: _Idle) -> Bools:
     """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
 
     The device may have been busy during the first part of that time. If most launches are unknown, so is that.
@@ -366,7 +358,7 @@ def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
     threads = np.where(known, columns.thread[calls], NONE)
     since_ns = np.where(since_ns > idle.launched_ns, begin_ns, since_ns)
-    parts = host.parts(threads, since_ns, idle.launched_ns)
+    parts = around.parts(threads, since_ns, idle.launched_ns)
     is_stall: Bools = sum(parts[_IN_ORDER.index(cause)] for cause in _SLOW_HOST) >= LEAST_STALL_NS
     return is_stall
 

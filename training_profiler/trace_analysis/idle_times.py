@@ -16,7 +16,6 @@ from training_profiler.trace_analysis.gaps import (
     NO_IDLE_TIME,
     Around,
     Gap,
-    HostTime,
     edge_gaps,
     long_gaps,
 )
@@ -198,7 +197,7 @@ def idle_times(
 
     Each idle time comes with whether it lies between two works: a gap.
     """
-    around = Around(events, unseen, HostTime(events.columns, events.device.busy if takes_turns else NOTHING))
+    around = Around(events, unseen, events.device.busy if takes_turns else NOTHING)
     idle: list[tuple[Gap, bool]] = []
     for device in devices:
         idle += [(gap, True) for gap in long_gaps(around, device)]

@@ -17,12 +17,12 @@ from training_profiler.reports.page_document import document
 from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path import critical_path, outcomes, spans_of
+from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.reader import read_text
 from training_profiler.trace_analysis.report_figures import (
-    PARTS,
     bandwidth_data,
     data_of,
     in_ms,
@@ -79,30 +79,20 @@ def place_rows(kind: str, trace: Trace, header: str = "", name_of: Callable[[str
     return Table(place_data(kind, trace), columns)
 
 
-def path_rows(graph: Graph | str | None) -> Table:
-    """Return the links of the critical path; nothing if it is unknown or was not asked for."""
+def path_tables(graph: Graph | str | None) -> tuple[Table, Table, Table]:
+    """Return the links of the critical path, the collectives at which it leads to another rank, and what if.
+
+    They are empty if the path is unknown or was not asked for.
+    """
     if not isinstance(graph, Graph):
-        return Table([])
+        return Table([]), Table([]), Table([])
     path = critical_path(graph)
-    return Table([link_data(link) | {"share": link.ns / path.wall_ns} for link in path.links])
-
-
-def jump_rows(graph: Graph | str | None) -> Table:
-    """Return the collectives at which the path over ranks leads to another rank."""
-    return Table([jump_data(jump) for jump in critical_path(graph).jumps] if isinstance(graph, Graph) else [])
-
-
-def what_if_rows(graph: Graph | str | None) -> Table:
-    """Return how long all that the path covers would take after a change."""
-    if not isinstance(graph, Graph):
-        return Table([])
-    path = critical_path(graph)
-    return Table(
-        [
-            outcome_data(found) | ({} if path.step_ns is None else {"step_ms": in_ms(found.wall_ns) / path.steps})
-            for found in outcomes(graph, path)
-        ]
-    )
+    changes = [
+        outcome_data(found) | ({} if path.step_ns is None else {"step_ms": in_ms(found.wall_ns) / path.steps})
+        for found in outcomes(graph, path)
+    ]
+    links = [link_data(link) | {"share": link.ns / path.wall_ns} for link in path.links]
+    return Table(links), Table([jump_data(jump) for jump in path.jumps]), Table(changes)
 
 
 def over_ranks_rows(ranks: Sequence[RankCollective]) -> Table:
@@ -152,14 +142,10 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "sampled_lines": lambda trace: Table(
         [data_of(row, "line=name samples in_gaps") for row in trace.code.sampled.rows]
     ),
-    "critical_path": lambda trace: path_rows(trace.graph),
-    "what_if": lambda trace: what_if_rows(trace.graph),
+    "critical_path": lambda trace: path_tables(trace.graph)[0],
+    "what_if": lambda trace: path_tables(trace.graph)[2],
 }
-OVER_RANKS: Final[Mapping[str, Callable[[Graph | str | None], Table]]] = {
-    "critical_path_over_ranks": path_rows,
-    "jumps_over_ranks": jump_rows,
-    "what_if_over_ranks": what_if_rows,
-}
+OVER_RANKS: Final = ("critical_path_over_ranks", "jumps_over_ranks", "what_if_over_ranks")  # as path_tables has them
 
 
 MOST_ROWS: Final = 500  # of a table, those with most time
@@ -222,9 +208,10 @@ def _path(graph: Graph | str | None, id: str, over: str, of: str = "") -> list[H
         return [] if graph is None else [part(f"{id}path", title, element("p", f"Unknown: {graph}."))]
     caption = f"Critical path {over}".rstrip() + ": what determines the length"
     jumped = "Where the path leads to the rank that reached a collective last"
-    tables = [path_rows(graph).html(caption, MOST_ROWS), jump_rows(graph).html(jumped, MOST_ROWS)]
-    changes = what_if_rows(graph).html("All steps after a change")
-    return [part(f"{id}path", title, joined(tables)), part(f"{id}whatif", f"{of}What if {over}".rstrip(), changes)]
+    links, jumps, changes = path_tables(graph)
+    found = joined([links.html(caption, MOST_ROWS), jumps.html(jumped, MOST_ROWS)])
+    what_if = part(f"{id}whatif", f"{of}What if {over}".rstrip(), changes.html("All steps after a change"))
+    return [part(f"{id}path", title, found), what_if]
 
 
 def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:

@@ -20,11 +20,10 @@ from training_profiler.trace_analysis.compare import (
     CallPath,
     TraceComparison,
     TraceDifference,
-    WorkDifference,
 )
+from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
 from training_profiler.trace_analysis.report_figures import (
-    PARTS,
     data_of,
     finding_lines,
     gpu_name,
@@ -106,7 +105,7 @@ def _remarks(comparison: TraceComparison) -> list[str]:
     return remarks
 
 
-def _work(name: str, differences: Sequence[WorkDifference]) -> str:
+def _work(name: str, differences: Sequence[TraceDifference]) -> str:
     title, counted = _TITLES[name]
     shown = [row for row in differences if abs(row.change_ns) >= LEAST_NS][:MOST_ROWS]
     if not shown:
@@ -196,7 +195,7 @@ def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
     }
 
 
-def _counts_data(row: WorkDifference | BranchDifference) -> dict[str, float]:
+def _counts_data(row: TraceDifference | BranchDifference) -> dict[str, float]:
     return {"count_before": row.counts[0], "count_after": row.counts[1]}
 
 

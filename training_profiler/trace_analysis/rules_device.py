@@ -12,7 +12,6 @@ from training_profiler.trace_analysis.rules_registry import (
     CAPABILITY,
     CUDA_KERNELS,
     DEVICE,
-    DURATIONS,
     LOOP,
     MEMORY,
     OPERATORS,
@@ -20,6 +19,7 @@ from training_profiler.trace_analysis.rules_registry import (
     PHASES,
     RESERVED,
     RULES,
+    TIMED,
     WHOLE,
 )
 from training_profiler.trace_analysis.trace import TENSOR_CORES_SINCE, Trace
@@ -146,7 +146,7 @@ MOST_NAMES: Final = 3  # that a finding lists
 MOST_NAME: Final = 50  # characters of each
 
 
-@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE, DURATIONS))
+@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=TIMED)
 def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a trace in which over half of 20 kernels or more take under 10 us, and these over 5 % of kernel time."""
     kernels = analysis.kernels
@@ -166,9 +166,7 @@ def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule(
-    "unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE, DURATIONS)
-)
+@RULES.rule("unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=TIMED)
 def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels of unknown kind that take over 5 % of kernel time: what is computed there is not known."""
     share = analysis.kernels.unclassified_share
@@ -185,7 +183,7 @@ def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, DURATIONS, OPERATORS), work="copies")
+@RULES.rule("frequent-copies", threshold=0.10, needs=(*TIMED, OPERATORS), work="copies")
 def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
@@ -206,12 +204,7 @@ def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "layout-conversions",
-    threshold=0.05,
-    needs=(DEVICE, DURATIONS),
-    is_measured=True,
-    is_conversion=True,
-    saves_at_least=True,
+    "layout-conversions", threshold=0.05, needs=TIMED, is_measured=True, is_conversion=True, saves_at_least=True
 )
 def layout_conversions(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels that convert the layout of tensors for convolutions, over 5 % of the device's busy time."""
@@ -232,9 +225,7 @@ def layout_conversions(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule(
-    "no-tensor-cores", threshold=0.20, needs=(DEVICE, DURATIONS, CAPABILITY), work="products", has_conversions=True
-)
+@RULES.rule("no-tensor-cores", threshold=0.20, needs=(*TIMED, CAPABILITY), work="products", has_conversions=True)
 def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
     found = analysis.kernels
@@ -256,7 +247,7 @@ def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, DURATIONS, OPERATORS), work="products")
+@RULES.rule("math-attention", threshold=0.0, needs=(*TIMED, OPERATORS), work="products")
 def math_attention(analysis: Trace, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
@@ -274,10 +265,7 @@ def math_attention(analysis: Trace, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "single-tensor-optimizer",
-    threshold=100,
-    needs=(DEVICE, DURATIONS, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP),
-    work="optimizer",
+    "single-tensor-optimizer", threshold=100, needs=(*TIMED, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP), work="optimizer"
 )
 def single_tensor_optimizer(analysis: Trace, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""

@@ -12,10 +12,10 @@ from training_profiler.trace_analysis.rules_registry import (
     BATCHES,
     DEVICE,
     DIRECTIONS,
-    DURATIONS,
     OPERATORS,
     RULES,
     THREE_STEPS,
+    TIMED,
     WHOLE,
 )
 from training_profiler.trace_analysis.trace import Trace
@@ -217,7 +217,7 @@ def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE, DURATIONS), work="copies")
+@RULES.rule("pageable-copies", threshold=0.01, needs=TIMED, work="copies")
 def pageable(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
     ns, copies = analysis.pageable.total_ns, analysis.pageable.count

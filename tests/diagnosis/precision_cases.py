@@ -46,7 +46,7 @@ SAYS = {
         "the ratio of products, without counted operations": run_with(SLOW, flops=0.0),
         "just twice as fast": run_with(SLOW._replace(float32_gflops=4.0), flops=0.0),
     },
-    "full-precision": {"float32": on_gpu(), "tf32": on_gpu("tf32", 0.5), "just over a tenth": on_gpu("tf32", 0.201)},
+    "full-precision": {"float32": on_gpu(), "tf32": on_gpu("tf32", 0.5), "just over a tenth": on_gpu("tf32", 0.171)},
 }
 SILENT = {
     "slow-precision": {
@@ -63,8 +63,8 @@ SILENT = {
         "parameters in half precision": on_gpu("bfloat16"),
         "idle device": on_gpu(busy=0.6),
         "unknown utilization": on_gpu(busy=None),
-        "little arithmetic": on_gpu(mfu=0.1),
-        "little arithmetic in tf32": on_gpu("tf32", 0.19),
+        "little arithmetic": on_gpu(mfu=0.09),
+        "little arithmetic in tf32": on_gpu("tf32", 0.169),
         "unknown device": on_gpu(device="NVIDIA Unheard-of"),
         "no bfloat16": on_gpu(device="Tesla T4"),
     },

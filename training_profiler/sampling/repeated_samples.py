@@ -59,7 +59,7 @@ class PassPrints:
         self._largest = 1 << _BITS
 
     def add(self, fetcher: Any, batch: object) -> None:
-        """Add a batch; those of a later pass, and those of an object that is no tensor on the host, do not count."""
+        """Add a batch; those of a later pass, and objects other than tensors on the host, do not count."""
         self._is_over = False
         if not self._began_ns:
             self._began_ns, self._fetcher = self._clock(), weakref.ref(fetcher)
@@ -91,7 +91,7 @@ class PassPrints:
         self._is_over = True
 
     def record(self) -> SamplePrints | None:
-        """Return what was seen so far; None without a batch or an end."""
+        """Return the samples so far; None without a batch or an end."""
         if not self._began_ns and not self._is_over:
             return None
         places = tuple(sorted(self._places.copy().items()))  # the worker's main thread adds to it

@@ -233,23 +233,22 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         fixed_s = program.cpu.operator_s * program.operators * step.settled_count
     computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
-    is_of_trainer = any(call.site.inside.startswith("transformers/trainer.py") for call in program.calls)
-    removed = facts.to_longest if is_whole else facts.grouped
+    loaders = [call.site.inside for call in program.calls if call.kind == LOADER]
+    is_of_trainer = any(inside.startswith("transformers/trainer.py") for inside in loaders)
+    removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
     cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)
     if is_whole and is_of_trainer:
-        text, change = "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer))", Change.LESS_PADDING
-        rest = "and tokenize without padding, so that rows are as long as the longest of their batch"
+        text = "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer)), and tokenize without padding"
     elif is_whole:
-        text, change = "DataLoader(..., collate_fn=...): pad to the longest of the batch", Change.LESS_PADDING
-        rest = "as torch.nn.utils.rnn.pad_sequence does"
+        text = "DataLoader(..., collate_fn=...): pad to the longest of the batch"
+        text = text if loaders else "cut each batch to its longest sequence: ids[:, :longest]"
+    elif is_of_trainer:
+        text = 'TrainingArguments(..., train_sampling_strategy="group_by_length") (before 5: group_by_length=True)'
     else:
-        text, change = "DataLoader(..., batch_sampler=...): sequences of similar length together", Change.OTHER_ORDER
-        rest = "or pack several sequences into one row"
-        if is_of_trainer:
-            text = 'TrainingArguments(..., train_sampling_strategy="group_by_length")'
-            rest = "group_by_length=True before version 5; or pack several sequences into one row"
-    if is_whole and facts.grouped - facts.to_longest > 0.05:
-        rest += f"; batches of similar length (group_by_length) or packing leave out {facts.grouped:.0%} of positions"
+        text = "DataLoader(..., batch_sampler=...): sequences of similar length together"
+    rest = "or pack several sequences into one row"
+    if is_whole:
+        rest = f"batches of similar length (group_by_length) or packing leave out {facts.grouped:.0%} of positions"
     return cost.finding(
         f"{facts.padding:.0%} of the positions are padding ({facts.what}; worst batch {facts.worst:.0%}): "
         f"computing them takes {cost.per_step} per step, {removed:.0%} of all positions can go",

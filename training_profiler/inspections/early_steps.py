@@ -164,7 +164,7 @@ class EarlySteps:
             self._context.watch_backward(None)
             for each in self._inspections.values():
                 each.stop()
-            if self._padding.is_found and self._context.detector is not None:
+            if self._padding.facts(self._steps) is not None and self._context.detector is not None:
                 self._context.detector.input_sizes.show_to(self._padding.look)
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:

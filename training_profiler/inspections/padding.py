@@ -12,17 +12,22 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-from training_profiler.inspections.inspection import Inspection, SeenCall, UserProgram, tensors_within, why_not_counted
+from training_profiler.inspections.inspection import (
+    Inspection,
+    SeenCall,
+    UserProgram,
+    is_watched,
+    tensors_within,
+    why_not_counted,
+)
 from training_profiler.instrumentation.loop_detection.input_sizes import elements_of, shape_of
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
 from training_profiler.model.program import PaddingFacts
 
 FOLLOWED: Final = 3  # calls whose operations are looked at
-MOST_WITHOUT: Final = 8  # calls, after which a program is taken for one without padding
-MOST_ELEMENTS: Final = 4_000_000  # of a tensor that is read
+MOST_ELEMENTS: Final = 1_000_000  # of a tensor that is read
 MOST_TENSORS: Final = 8  # of a batch
 MOST_LENGTHS: Final = 8192  # that are kept
-FEATURES: Final = 4  # of a position that are read
 IGNORED: Final = -100  # a label without loss
 MASKED: Final = -1e4  # and less: scores that do not count
 # In eval mode they leave their faster kernels where they find a mode of torch.
@@ -82,7 +87,7 @@ class _Operations:
             padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
             self.embedded |= set() if padding is None else {(shape_of(args[0]), padding)}
         elif name == "_pack_padded_sequence":
-            self.lengths.append(args[1])
+            self.lengths.append(args[1].sort().values)
         elif name == "multi_head_attention_forward":
             mask = kwargs.get("key_padding_mask")
         elif name == "scaled_dot_product_attention":
@@ -114,26 +119,20 @@ class Padding(Inspection):
         self._operations = _Operations()  # of the call under way
         self._calls = self._followed = 0
         self._values: dict[Slot, float] = {}  # that are padding
-        self._batches: list[
-            list[tuple[Shape, list[int]]]
-        ] = []  # of each the tensors: shape in rows, padding of each row
+        self._batches: list[dict[Shape, list[int]]] = []  # padding of each row, by the shape in rows
         self._lengths = 0  # in them
         self._parts: list[float] = []  # of operations, at all positions
         self._what = self._place = ""
 
     @property
-    def is_found(self) -> bool:
-        """Whether padding is known by its value."""
-        return bool(self._values)
+    def _is_worth_reading(self) -> bool:
+        return bool(self._values) or self._calls < 8  # else it has no padding, as far as it is said
 
     def fetched(self, iterator: Any, batch: Any) -> None:
         """Read a batch of a loader."""
-        if self._is_worth_reading():
+        if self._is_worth_reading and not is_watched():
             self._fetched = self._read(batch)
             self._place = self._place or self._place_of(getattr(iterator, "_collate_fn", None))  # private: may be gone
-
-    def _is_worth_reading(self) -> bool:
-        return self._calls < MOST_WITHOUT or self.is_found
 
     def _place_of(self, collate: Any) -> str:
         """Return the user's function that puts samples together: "data.py:20 collate"; "" for a library's."""
@@ -145,11 +144,11 @@ class Padding(Inspection):
 
     def begins(self, seen: SeenCall) -> _Batch | None:
         """Read the inputs of a call; the operations of the first such calls are followed."""
-        if seen.is_bare or not seen.has_grad or not self._is_worth_reading():
+        if seen.is_bare or seen.is_watched or not seen.has_grad or not self._is_worth_reading:
             return None
         batch = self._batch_of(seen.inputs)
         self._calls += 1
-        if batch.tensors and self._followed < FOLLOWED and not seen.is_watched and self._may_be_followed(seen.module):
+        if batch.tensors and self._followed < FOLLOWED and self._may_be_followed(seen.module):
             self._followed += 1
             self._operations = _Operations()
             self._mode = _mode(self._operations)
@@ -196,21 +195,22 @@ class Padding(Inspection):
     def look(self, inputs: Any) -> None:
         """Count the padding in the inputs of a later call."""
         with contextlib.suppress(Exception):
-            self._count(self._batch_of(inputs))
+            if not is_watched():
+                self._count(self._batch_of(inputs))
 
     def _count(self, batch: _Batch, embedded: Container[tuple[Shape, float]] = ()) -> list[Shape]:
         """Add the padding of a batch; return the shapes of tensors with rows that have some."""
-        counted = []
+        counted: dict[Shape, list[int]] = {}
         for tensor in batch.tensors:
             known = [(rows, runs) for rows in tensor if (runs := self._padding_of(rows, batch, embedded)) is not None]
-            if known:  # a batch may have as many sequences as positions
+            if known:  # either way; of tensors with one shape, such as ids and their places, that with most padding
                 rows, runs = max(known, key=lambda each: int(each[1].sum()))
                 self._values[rows.slot] = rows.value
-                counted.append((rows.shape, runs.tolist()))
-                self._lengths += len(runs)
+                counted[rows.shape] = max(runs.tolist(), counted.get(rows.shape, []), key=sum)
+        self._lengths += sum(map(len, counted.values()))
         if counted and self._lengths <= MOST_LENGTHS:
             self._batches.append(counted)
-        return [shape for shape, _ in counted]
+        return list(counted)
 
     def _padding_of(self, rows: _Rows, batch: _Batch, embedded: Container[tuple[Shape, float]]) -> Any:
         """Return how many positions of each row are padding; None where nothing says so."""
@@ -243,53 +243,40 @@ class Padding(Inspection):
 
     def _read_tensor(self, tensor: Any, shape: Shape, batch: _Batch) -> None:
         is_float = tensor.is_floating_point()
-        if len(shape) == 1 and not is_float:
-            batch.lengths.append(tensor)
-        if not 2 <= len(shape) <= 3 or elements_of(shape) > MOST_ELEMENTS:
+        if elements_of(shape) > MOST_ELEMENTS:
             return
-        if len(shape) == 2:
-            ignored = tensor == IGNORED
-            if bool(((tensor == 0) | (tensor == 1)).all()):
-                batch.masks.extend(_masks(tensor, "the mask"))
-                return
-            if bool(ignored.any()):
-                batch.masks.extend(_masks(ignored, f"labels of {IGNORED}"))
-                return
-            if is_float:
-                return
-        positions = tensor[..., None] if len(shape) == 2 else tensor[..., :FEATURES]
-        ways = [_rows(each, shape, self._values) for each in (positions, positions.transpose(0, 1))]
-        batch.tensors.append(ways)
+        if len(shape) == 1 and not is_float:
+            batch.lengths.append(tensor.sort().values)
+        elif len(shape) == 2 and bool(((tensor == 0) | (tensor == 1)).all()):
+            batch.masks.extend(_masks(tensor, "the mask"))
+        elif len(shape) == 2 and bool((ignored := tensor == IGNORED).any()):
+            batch.masks.extend(_masks(ignored, f"labels of {IGNORED}"))
+        elif len(shape) == 3 or (len(shape) == 2 and not is_float):
+            positions = tensor[..., None] if len(shape) == 2 else tensor[..., :4]  # features are enough
+            batch.tensors.append([_rows(each, shape, self._values) for each in (positions, positions.transpose(0, 1))])
 
     def facts(self, steps: int) -> PaddingFacts | None:
         """Return what is padding in the batches so far; None where nothing says what is."""
         if not self._batches or not self._parts:
             return None
-        rows = [each for batch in self._batches for each in batch]
-        sizes = [sum(count * length for (count, length), _ in batch) for batch in self._batches]
-        shares = [
-            sum(map(sum, (runs for _, runs in batch))) / size for batch, size in zip(self._batches, sizes, strict=True)
-        ]
-        whole = sum(sizes)
-        to_longest = sum(count * min(runs) for (count, _), runs in rows) / whole
+        rows = [(count, length, runs) for batch in self._batches for (count, length), runs in batch.items()]
+        positions = [sum(count * length for count, length in batch) for batch in self._batches]
+        padding = [sum(map(sum, batch.values())) for batch in self._batches]
         # Rows of similar length put together: each has as many positions as the longest of so many neighbours.
-        kept = sorted((length - run for (_, length), runs in rows for run in runs), reverse=True)
-        count = max(1, round(len(kept) / len(rows)))
-        grouped = 1 - sum(most * len(kept[at : at + count]) for at, most in _every(kept, count)) / whole
+        lengths = sorted((length - run for _, length, runs in rows for run in runs), reverse=True)
+        count, whole = max(1, round(len(lengths) / len(rows))), sum(positions)
+        grouped = whole - sum(lengths[at] * len(lengths[at : at + count]) for at in range(0, len(lengths), count))
+        to_longest = sum(count * min(runs) for count, _, runs in rows)
         return PaddingFacts(
-            len(sizes),
-            sum(share * size for share, size in zip(shares, sizes, strict=True)) / whole,
-            max(shares),
-            to_longest,
-            max(to_longest, grouped),
+            len(rows),
+            sum(padding) / whole,
+            max(part / of for part, of in zip(padding, positions, strict=True)),
+            to_longest / whole,
+            max(to_longest, grouped) / whole,
             sum(self._parts) / len(self._parts),
             self._what,
             self._place,
         )
-
-
-def _every(values: list[int], count: int) -> Iterable[tuple[int, int]]:
-    return ((at, values[at]) for at in range(0, len(values), count))
 
 
 def _mode(operations: _Operations) -> Any:
@@ -347,11 +334,9 @@ def _of_keys(mask: Any) -> Any:
 
 
 def _are_lengths(lengths: Any, kept: Any) -> bool:
-    """Return whether these integers are what rows have besides padding, in any order."""
-    if lengths.shape != kept.shape or not lengths.is_cpu:
-        return False
-    same = lengths.sort().values == kept
-    return bool(same.all()) or (len(kept) > 9 and bool(same.sum() >= 0.9 * len(kept)))
+    """Return whether these integers, in order, are what rows have besides padding."""
+    # A real token at the end of a row may have the value of padding.
+    return lengths.shape == kept.shape and int((lengths == kept).sum()) >= 0.9 * len(kept)
 
 
 def _has_positions(made: Shape, rows: int, length: int) -> bool:

@@ -95,13 +95,14 @@ def threads(
     stats: Any = None,
     loading: float = 0.0,
     device: Any = None,
+    has_omp_threads: bool = False,
 ) -> Any:
     """Return a run on two CPUs, of which it uses one; ``counted_s`` is in the counted step's operators."""
     shares = {"data_loading": loading, "forward_pass": 0.1} if loading else {"forward_pass": 0.4, "backward_pass": 0.55}
     forward, backward = (LongOperators(all_s=share * counted_s) for share in (0.4, 0.6))
     facts = {"threads": number, "operators": operators, "calls": calls, "long_forward": forward}
     stats = stats or machine(wait=0.0, process=1.05, host=0.55)
-    program = ProgramFacts(**facts, long_backward=backward)
+    program = ProgramFacts(**facts, long_backward=backward, has_omp_threads=has_omp_threads)
     return replace(snapshot_of(shares), machine=stats, program=program, device=device)
 
 
@@ -209,6 +210,7 @@ SAYS = {
     "few-threads": {
         "one of two CPUs": threads(),
         "torch does not choose one of many": threads(calls=(), stats=MANY_CPUS),
+        "a launcher set one": threads(calls=(), has_omp_threads=True),
     },
     "forward-hooks": {
         "in a forward pass": hooked_forward(),
@@ -280,6 +282,9 @@ SILENT = {
     },
     "few-threads": {
         "torch's choice": threads(calls=()),
+        "several are set by a variable": threads(
+            calls=(), number=4, has_omp_threads=True, stats=machine(wait=0.0, process=4.0, host=0.5, cores=8.0)
+        ),
         "all CPUs": threads(number=2),
         "short operators": threads(operators=2000),
         "not counted": threads(operators=0),

@@ -52,6 +52,12 @@ def waiting_itself(cpu_s: float, queued: float | None = 0.2, **loader: Any) -> S
     return replace(run, machine=replace(run.machine, cpu_host=full, cpu_wait_own=wait))
 
 
+def threaded(threads: float, cores: float = 2.0, busy: float = 0.95) -> Snapshot:
+    """Return a run whose two workers compute with so many threads each, and wait half of their time for a CPU."""
+    workers = replace(WORKERS, threads=threads, busy=busy, cpu_avg_s=0.070, cpu_wait_avg_s=0.040)
+    return replace(waiting_run(workers), machine=machine(0.95 * cores, cores))
+
+
 def with_another(run: Snapshot) -> Snapshot:
     return replace(run, loaders=(*run.loaders, replace(run.loaders[0], name="1", wait_s=0.1)))
 
@@ -124,6 +130,11 @@ SAYS = {
         "later batches are ready, workers are busy": waiting_run(replace(UNEVEN, busy=0.97)),
         "later batches are rarely ready": waiting_run(replace(UNEVEN, in_order_wait_share=0.1)),
         "it is unknown whether later ones are ready": waiting_run(replace(UNEVEN, in_order_wait_share=None)),
+        "sixteen threads on two CPUs": threaded(8.0),
+        "a thread for each CPU": threaded(1.0),
+        "threads for all CPUs": threaded(4.0, cores=8.0),
+        "more workers than CPUs": threaded(8.0, cores=1.0),
+        "workers that are not busy": threaded(8.0, busy=0.6),
         "two batches a step": of_loader(waiting_run(using_s=0.010), batches=400),
         "made by itself": making(),
         # One CPU is used and one is free: 40 ms of CPU time for a batch take 20 ms on both.

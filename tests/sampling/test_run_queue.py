@@ -1,5 +1,6 @@
 """The wait for a CPU, from files as Linux's scheduler writes them; ns."""
 
+import threading
 from pathlib import Path
 
 from training_profiler.sampling.run_queue import MOST_HELPERS, RunQueue
@@ -60,3 +61,11 @@ def test_only_the_busiest_helpers_are_read(tmp_path):
     for thread in range(20, 30):
         tasks.set(thread, ran=thread + 1, waited=2)
     assert queue.read() == (2, 1 + 2 * MOST_HELPERS, 1)
+
+
+def test_threads_that_compute_with_the_training_are_counted(tmp_path):
+    tasks, queue = Tasks(tmp_path), queue_of(tmp_path)
+    assert queue.computing() == 0  # unknown
+    for thread, ran in ((TRAINING, 1000), (11, 900), (12, 50), (13, 49), (14, 0), (threading.get_native_id(), 900)):
+        tasks.set(thread, ran=ran, waited=0)
+    assert queue.computing() == 3  # those that only wait and Python's do not count

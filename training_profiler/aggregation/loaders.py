@@ -56,6 +56,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         pinning_share=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
         sampling_share=sums.sampling_ns / sums.wall_ns,
         repeats=sums.repeats,
+        threads=sums.threads / sums.workers if sums.threads else None,
     )
 
 

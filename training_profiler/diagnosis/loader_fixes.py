@@ -29,6 +29,9 @@ MOSTLY_COMPUTES: Final = 0.7  # of the time of making a batch, CPU time
 # Taking a batch over from an idle worker took 2.4 to 4.7 ms on two busy cores, for batches of 2 kB to 1.5 MB.
 QUICK_BATCH_S: Final = 0.001
 SAVED_OF_QUICK: Final = 0.5
+THREADS_FROM: Final = 1.5  # of a worker
+SAVED_OF_THREADS: Final = 0.2  # of the waiting, by one thread a worker; measured with eight on one CPU each
+ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn"
 MOSTLY_TENSORS: Final = 0.5  # of the waiting, making tensors
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = Fix(
@@ -103,10 +106,12 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         )
     first = _more_workers(snapshot, loader) if plan is None else plan.fix
     fixes = [first, *_other_arguments(snapshot, loader)]
-    is_said = fixes[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
+    is_said = first.endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
         once = Fix(f"{REMADE}, with new workers", REMADE.changes)
         fixes = [once, *(each.as_next for each in fixes if each != REMADE.as_next)]
+    if threads := _surplus_threads(snapshot, loader):
+        fixes = [threads, *(each.as_next for each in fixes)]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
     part = made_part = 0.0
     if line is not None and line.share:
@@ -124,6 +129,22 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
     return joined(fixes, tuple(_actions(snapshot, loader, plan)))
 
 
+def _surplus_threads(snapshot: Snapshot, loader: LoaderStats) -> Fix | None:
+    """Return the fix for workers that compute with more threads than there are CPUs; None where they do not."""
+    workers, machine, count = loader.workers, snapshot.machine, loader.num_workers or 0
+    if workers is None or machine is None or machine.cores is None or (workers.threads or 0) < THREADS_FROM:
+        return None
+    cpus, threads = machine.cores / machine.local_ranks, round(workers.threads or 0)
+    if count * threads <= cpus or count > cpus or workers.busy <= NOT_BUSY:
+        return None
+    return Fix(
+        f"Let each worker compute with one thread: {ONE_THREAD_EACH}, or where the data set sets more. {count} workers "
+        f"of {threads} threads have {cpus:g} CPUs, and wait {ms_text(workers.cpu_wait_avg_s)} of "
+        f"{ms_text(workers.batch_avg_s)} a batch for one",
+        (Change.NUM_THREADS,),
+    )
+
+
 def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -> Iterator[Action]:
     """Yield what to type: the loader's arguments first, then less work in its hottest line.
 
@@ -132,6 +153,8 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
     whole, wanted, now = waiting_saved(snapshot) or 1.0, None if plan is None else plan.wanted, loader.num_workers or 0
     if loader.is_remade and _begins_often(snapshot):
         return
+    if _surplus_threads(snapshot, loader) is not None:
+        yield Action(ONE_THREAD_EACH, (Change.NUM_THREADS,), min(1.0, SAVED_OF_THREADS / whole))
     if plan is None and (free := _cpus_for(snapshot, loader)) is not None and free >= FREE_CPUS:
         wanted = min(MOST_WORKERS, now + max(1, round(free)))
     arguments = [f"num_workers={wanted}"] if wanted is not None else []

@@ -348,7 +348,8 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     places = snapshot.program.places_of(THREADS)
     wanted = min(int(machine.cores / machine.local_ranks), threads + round(free / machine.local_ranks))
     # torch takes one thread for each core, which has at most two CPUs here: with three, a single thread was asked for.
-    if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= 3)):
+    is_set = bool(places) or (snapshot.program.has_omp_threads and threads == 1)
+    if wanted < 2 * threads or not (is_set or (threads == 1 and machine.cores / machine.local_ranks >= 3)):
         return None
     # Operators have to be long on average. Those of the counted step are known; other steps may do something else as
     # well, such as an agent's whole episode.
@@ -359,7 +360,8 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     if computing_s / step.settled_count > 2 * counted_s:
         return None  # where all steps take longer on average, they have other operators
     cost = cost_of_steps(snapshot, threshold, 0.8 * (1 - threads / wanted) * computing_s)  # products reach 0.9
-    where = f" (set at {places})" if places else ""
+    by_variable = " (set by OMP_NUM_THREADS, as torchrun does)" if snapshot.program.has_omp_threads else ""
+    where = f" (set at {places})" if places else by_variable
     return cost.finding(
         f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "
         f"{machine.cores:g} CPUs are free: forward and backward passes take {computing_s / step.settled_s:.0%} of step "

@@ -62,6 +62,7 @@ class WorkerStats:
     pinning_share: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
     repeats: StreamRepeats | None = None  # samples of a stream that several of them yielded; None: too few are known
+    threads: float | None = None  # of a worker that compute, such as torch's, mean
 
     @property
     def work_s(self) -> float:

@@ -79,6 +79,7 @@ class WorkerSums(NamedTuple):
     pinning: Count = 0  # of these: the thread unpacked or copied one
     prints: SamplePrints | None = None  # of one worker of a stream
     repeats: StreamRepeats | None = None  # of the latest pass
+    threads: Count = 0  # that compute: main threads, and those of libraries; 0 is unknown
 
     @property
     def samples(self) -> int:

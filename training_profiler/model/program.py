@@ -288,6 +288,7 @@ class ProgramFacts(NamedTuple):
     nan_checks: NanChecks = NanChecks()
     padding: PaddingFacts | None = None  # None: there is none, or it is not known
     weights: ComputedWeights | None = None  # None: no weight is computed again
+    has_omp_threads: bool = False  # OMP_NUM_THREADS sets the number of threads, as a launcher may
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

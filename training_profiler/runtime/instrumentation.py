@@ -1,6 +1,7 @@
 """Automatic instrumentation: installs all patches in a process, and removes them again."""
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -32,6 +33,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.tracebacks import reraise_if_foreign
 from training_profiler.safety.fault_guard import warn
 
+_OMP_THREADS: Final = re.compile(r"OMP_NUM_THREADS : \d")  # as torch prints the variable
 TRACEBACKS: Final = "tracebacks"
 TRACERS: Final = "tracers"
 PATCHES: Final[dict[str, Install]] = {
@@ -165,6 +167,7 @@ class Instrumentation:
             calls=self.context.calls.facts(),
             passes_before=self._passes_before if detector is None else detector.phases.first_evaluations.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
+            has_omp_threads=torch is not None and _OMP_THREADS.search(torch.__config__.parallel_info()) is not None,
         )
         return self.early_steps.add_to(facts)
 

@@ -59,7 +59,7 @@ class PassPrints:
         self._largest = 1 << _BITS
 
     def add(self, fetcher: Any, batch: object) -> None:
-        """Add a batch; those of a later pass, and objects other than tensors on the host, do not count."""
+        """Add a batch; those of a later pass, and those of objects that are not tensors on the host, do not count."""
         self._is_over = False
         if not self._began_ns:
             self._began_ns, self._fetcher = self._clock(), weakref.ref(fetcher)

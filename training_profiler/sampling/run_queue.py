@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MOST_HELPERS: Final = 4  # threads beside the training thread; reading one takes 20 us
+COMPUTES: Final = 0.05  # of the CPU time of the training thread: a thread that computes with it, and does not only wait
 SAMPLES_PER_SEARCH: Final = 64  # a search reads every thread
 
 
@@ -55,6 +56,13 @@ class RunQueue:
         if training not in waits:
             return None
         return RunQueueWait(max(waits.values()), sum(waits.values()), waits[training])
+
+    def computing(self) -> int:
+        """Return how many threads compute: the training thread, and others that Python did not start; 0 if unknown."""
+        own = self._figures(self._training)
+        others = self._threads() - {self._training, *_python_threads()}
+        ran = [figures[0] for thread in others if (figures := self._figures(thread)) is not None]
+        return 0 if own is None else 1 + sum(each >= COMPUTES * own[0] for each in ran)
 
     def _search(self, training: int) -> None:
         """Choose the helpers: threads that Python did not start, with the most time on a CPU."""

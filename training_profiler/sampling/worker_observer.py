@@ -305,6 +305,7 @@ class WorkerObserver:
             lines=largest_lines(self._samples),
             memory=() if self._memory is None else (self._memory,),
             prints=times.prints.record(),
+            threads=self._queue.computing(),
         )
 
 

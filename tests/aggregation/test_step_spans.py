@@ -270,41 +270,40 @@ def cut(timeline, marks, until_ns, first_section_ns=None):
     return list(zip(cuts.ends_ns.tolist(), cuts.steps.tolist(), strict=True))
 
 
-def test_without_marks_all_time_is_outside():
-    assert cut(StepTimeline(), [], 100) == [(100, OUTSIDE)]
+EPOCH = [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)]
+TIMELINES = {
+    "without marks all time is outside": ((), [], [(100, OUTSIDE)]),
+    "a step without sections is a step": ((), [(STEP_END, 50), (STEP_END, 70)], [(50, 0), (70, 1), (100, 2)]),
+    "steps continue in the next batch": (EPOCH[:2], [(STEP_END, 80)], [(80, 1), (100, 2)]),
+    "the next epoch continues the count": (
+        EPOCH,
+        [(EPOCH_BEGIN, 70), (STEP_END, 80)],
+        [(70, OUTSIDE), (80, 1), (100, 2)],
+    ),
+}
 
 
-def test_the_first_step_begins_with_the_first_section():
-    assert cut(StepTimeline(), [(STEP_END, 50)], 100, first_section_ns=20) == [(20, OUTSIDE), (50, 0), (100, 1)]
+@pytest.mark.parametrize("claim", TIMELINES)
+def test_time_is_cut_at_marks(claim):
+    earlier, marks, expected = TIMELINES[claim]
+    timeline = StepTimeline()
+    if earlier:
+        cut(timeline, earlier, 65)
+    assert cut(timeline, marks, 100) == expected
 
 
-def test_the_first_step_begins_with_its_epoch():
-    marks = [(EPOCH_BEGIN, 10), (STEP_END, 50)]
-    assert cut(StepTimeline(), marks, 100, first_section_ns=20) == [(10, OUTSIDE), (50, 0), (100, 1)]
-
-
-def test_a_step_without_sections_is_a_step():
-    assert cut(StepTimeline(), [(STEP_END, 50), (STEP_END, 70)], 100) == [(50, 0), (70, 1), (100, 2)]
+@pytest.mark.parametrize(("marks", "begin_ns"), [([], 20), ([(EPOCH_BEGIN, 10)], 10)], ids=["section", "epoch"])
+def test_the_first_step_begins_with_its_epoch_or_the_first_section(marks, begin_ns):
+    found = cut(StepTimeline(), [*marks, (STEP_END, 50)], 100, first_section_ns=20)
+    assert found == [(begin_ns, OUTSIDE), (50, 0), (100, 1)]
 
 
 def test_time_after_the_last_step_of_an_epoch_is_outside():
     timeline = StepTimeline()
-    cuts = cut_pieces(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], 100)
+    cuts = cut_pieces(timeline, EPOCH, 100)
     assert cuts.not_steps == [2]
     assert cuts.steps.tolist() == [OUTSIDE, 0, 1, OUTSIDE]
     assert timeline.steps == 1
-
-
-def test_steps_continue_in_the_next_batch():
-    timeline = StepTimeline()
-    cut(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50)], 100)
-    assert cut(timeline, [(STEP_END, 150)], 200) == [(150, 1), (200, 2)]
-
-
-def test_the_next_epoch_continues_the_count():
-    timeline = StepTimeline()
-    cut(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], 100)
-    assert cut(timeline, [(EPOCH_BEGIN, 110), (STEP_END, 150)], 200) == [(110, OUTSIDE), (150, 1), (200, 2)]
 
 
 def test_the_loop_may_begin_again_before_the_first_step_ends():

@@ -14,6 +14,7 @@ from training_profiler.aggregation.step_change import explained_by_calls, work_g
 from training_profiler.aggregation.step_totals import CaptureAffectedSteps, Coupling, InputWork, StepPoint, StepSums
 from training_profiler.statistics.trend import Series
 
+MS = 1_000_000
 durations = st.lists(st.integers(1, 10**9), min_size=1, max_size=200)
 
 
@@ -145,25 +146,20 @@ def test_many_steps_at_once_explain_what_few_do():
     assert np.flatnonzero(many.explained()).tolist() == [0, 3, 17]
 
 
-def test_the_section_that_varies_with_the_step_explains_it():
-    self_ns = np.full((100, 4), 10_000_000)
-    self_ns[::3, 2] += 5_000_000
-    explained = coupling_of(self_ns).explained()
-    assert explained.tolist() == pytest.approx([0, 0, 1, 0], abs=1e-6)
-
-
-def test_a_section_that_varies_against_the_step_is_negative():
-    self_ns = np.full((100, 3), 10_000_000)
-    self_ns[::2, 1] += 4_000_000
-    self_ns[::2, 2] -= 2_000_000
-    assert coupling_of(self_ns).explained().tolist() == pytest.approx([0, 2, -1], abs=1e-6)
-
-
-def test_the_first_ten_steps_explain_nothing():
-    self_ns = np.full((100, 3), 10_000_000)
-    self_ns[:10, 1] = 900_000_000
-    self_ns[50, 2] = 20_000_000
-    assert coupling_of(self_ns).explained().tolist() == pytest.approx([0, 0, 1], abs=1e-6)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([(slice(None, None, 3), 1, 5)], [0, 1, 0]),
+        ([(slice(None, None, 2), 1, 4), (slice(None, None, 2), 2, -2)], [0, 2, -1]),
+        ([(slice(10), 1, 890), (50, 2, 10)], [0, 0, 1]),
+    ],
+    ids=["with the step", "against it", "the first ten explain nothing"],
+)
+def test_sections_explain_steps_as_they_vary_with_them(changes, expected):
+    self_ns = np.full((100, 3), 10 * MS)
+    for steps, section, more_ms in changes:
+        self_ns[steps, section] += more_ms * MS
+    assert coupling_of(self_ns).explained().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("step_ns", [100_000_000, 333_333_333, 7])
@@ -234,18 +230,19 @@ def test_larger_inputs_have_more_elements():
     assert growth.rise == pytest.approx(200 / 20, rel=0.3)
 
 
-def test_the_same_work_does_not_grow():
-    assert work_growth(points(lambda step: 4, lambda step: 1e6 * step), sizes_of(lambda step: 640)) is None
-
-
-def test_inputs_of_random_length_do_not_grow():
-    draw = random.Random(1)
-    assert work_growth(points(lambda step: 1, lambda step: 1e6), sizes_of(lambda step: draw.randint(10, 100))) is None
-
-
-def test_unknown_work_does_not_grow():
+@pytest.mark.parametrize(
+    ("calls", "ns_of", "elements_of"),
+    [
+        (4, lambda step: 1e6 * step, lambda step: 640),
+        (1, lambda step: 1e6, lambda step: random.Random(step).randint(10, 100)),
+        (0, lambda step: 1e6 * step, None),
+    ],
+    ids=["the same", "of random length", "unknown"],
+)
+def test_other_work_does_not_grow(calls, ns_of, elements_of):
+    sizes = Series() if elements_of is None else sizes_of(elements_of)
+    assert work_growth(points(lambda step: calls, ns_of), sizes) is None
     assert work_growth([], Series()) is None
-    assert work_growth(points(lambda step: 0, lambda step: 1e6 * step), Series()) is None
 
 
 def test_sizes_by_update_fit_steps_of_several_updates():
@@ -276,7 +273,6 @@ def test_episodes_of_different_length_explain_step_times():
 
 
 LENGTHS = [random.Random(step).randint(10, 300) for step in range(200)]
-MS = 1_000_000
 
 
 def work_of(durations_ns, sizes, stretch=50):

@@ -32,13 +32,7 @@ def test_trainer_module_without_loader_is_not_a_forward_pass(training, model, op
     class Trainer(FakeModule):
         pass
 
-    def fit():
-        for _ in range(3):
-            model(0)
-            training.backward()
-            training.update(optimizer)
-
-    Trainer(training, work=fit)()
+    Trainer(training, work=lambda: training.train(model, range(3), optimizer))()
     stats = training.finish()
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
     assert stats.step_s == [6.0] * 3
@@ -51,14 +45,7 @@ def test_nested_trainer_is_not_a_forward_pass(training, model, optimizer):
     class Inner(FakeModule):
         pass
 
-    def fit():
-        for _ in range(3):
-            model(0)
-            training.backward()
-            training.update(optimizer)
-
-    inner = Inner(training, work=fit)
-    Outer(training, inner)()
+    Outer(training, Inner(training, work=lambda: training.train(model, range(3), optimizer)))()
     stats = training.finish()
     assert TRAINER_DEPTH == 3
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}

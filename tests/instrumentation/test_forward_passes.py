@@ -20,10 +20,7 @@ def test_frozen_network_optimizing_an_image_has_forward_passes(training, optimiz
 def test_inner_calls_are_not_forward_passes(training, optimizer):
     inner = FakeModule(training, seconds=1)
     model = FakeModule(training, inner, FakeModule(training, inner, seconds=1), seconds=1)
-    for _ in range(3):
-        model(0)
-        training.backward()
-        training.update(optimizer)
+    training.train(model, range(3), optimizer)
     stats = training.finish()
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
     assert stats.total_s["forward_pass"] == 12.0
@@ -53,10 +50,7 @@ def test_explored_first_call_is_recorded_like_others(training, optimizer):
         pass
 
     model = Model(training, work=work)
-    for _ in range(3):
-        model(0)
-        training.backward()
-        training.update(optimizer)
+    training.train(model, range(3), optimizer)
     stats = training.finish()
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
     assert stats.total_s["forward_pass"] == 15.0

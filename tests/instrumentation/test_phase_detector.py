@@ -94,10 +94,7 @@ def test_gradients_within_an_evaluation_are_no_training(training, optimizer):
 
     model = FakeModule(training, work=gradient)
     for _ in range(3):
-        for _ in range(4):
-            model(0)
-            training.backward()
-            training.update(optimizer)
+        training.train(model, range(4), optimizer)
         model.eval()
         with training.no_grad():
             for _ in range(5):

@@ -128,20 +128,22 @@ def shared(nvml: Any) -> Gpus:
     )
 
 
-def test_processes_of_a_device_and_the_time_of_others():
-    nvml = FakeNvml()
-    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 16, 1000), (OTHER, 90, 1000), (OTHER, 34, 2000)]
-    (seen,) = shared(nvml).read()
+OTHERS = {
     # Of all, the driver says 85 %; of each, less than its part of these.
-    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0.85 * 34 / 50)
+    "the latest time of another": ([(OWN, 16, 1000), (OTHER, 90, 1000), (OTHER, 34, 2000)], OTHER, 0.85 * 34 / 50),
+    "own processes are no others and the driver is not asked": ([(WORKER, 90, 1000)], WORKER, 0),
+    "processes that rest take no time": ([(OWN, 0, 5), (OTHER, 0, 5)], OTHER, 0),
+}
 
 
-def test_own_processes_are_no_others_and_the_driver_is_not_asked():
+@pytest.mark.parametrize("claim", OTHERS)
+def test_processes_of_a_device_and_the_time_of_others(claim):
     nvml = FakeNvml()
-    nvml.pids, nvml.busy = [OWN, WORKER], [(WORKER, 90, 1000)]
+    nvml.busy, beside, expected = OTHERS[claim]
+    nvml.pids = [OWN, beside]
     (seen,) = shared(nvml).read()
-    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0)
-    assert nvml.busy_asked == []
+    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, expected)
+    assert bool(nvml.busy_asked) == (beside == OTHER)
 
 
 def test_what_others_do_is_read_at_each_fifth_sample_and_since_the_last():
@@ -178,13 +180,6 @@ def test_a_process_that_has_ended_counts_as_another():
     nvml.pids, nvml.busy = [OWN, 2**22 + 5], [(2**22 + 5, 30, 5)]
     (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
     assert seen.values["others_utilization"] == 0.85
-
-
-def test_processes_that_rest_take_no_time():
-    nvml = FakeNvml()
-    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 0, 5), (OTHER, 0, 5)]
-    (seen,) = shared(nvml).read()
-    assert seen.values["others_utilization"] == 0
 
 
 def test_close_shuts_nvml_down():

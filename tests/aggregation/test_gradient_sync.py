@@ -35,8 +35,7 @@ def sums_of(run, name):
 
 
 def test_exposed_sync_moves_out_of_backward_self_time(run):
-    for _ in range(2):
-        run.step(forward_pass=1, backward_pass=3)
+    run.steps(2, forward_pass=1, backward_pass=3)
     add_sync(run, exchanged(2, exchanges=2, hidden_s=1))
     assert sums_of(run, "backward_pass") == (2, 6, 4, 6, 4)
     assert sums_of(run, "synchronization") == (2, 2, 2, 2, 2)
@@ -128,8 +127,7 @@ def test_fully_hidden_sync_adds_no_synchronization(run):
 
 def test_sync_of_warmup_steps_is_left_out_with_them(run):
     run.step(backward_pass=50)
-    for _ in range(19):
-        run.step(backward_pass=3)
+    run.steps(19, backward_pass=3)
     of_steps = ((0, 40 * S), *((step, 1 * S) for step in range(1, 20)))
     add_sync(run, exchanged(59, exchanges=20, of_steps=of_steps))
     synchronization = run.snapshot().sections["synchronization"]
@@ -141,8 +139,7 @@ def test_late_sync_of_a_step_is_not_counted_twice(run):
     run.step(backward_pass=50)
     add_sync(run, exchanged(40))
     run.flush()
-    for _ in range(19):
-        run.step(backward_pass=3)
+    run.steps(19, backward_pass=3)
     add_sync(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
@@ -151,16 +148,14 @@ def test_late_sync_of_a_step_is_not_counted_twice(run):
 def test_moved_sync_reads_back_from_the_journal(tmp_path):
     run = FakeRun(journal=tmp_path / "rank0.jsonl")
     for of_steps in ((), ((0, 2 * S), (1, 1 * S))):
-        for _ in range(10):
-            run.step(forward_pass=1, backward_pass=3)
+        run.steps(10, forward_pass=1, backward_pass=3)
         add_sync(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
         run.flush()
     assert read_run(tmp_path).sections == run.snapshot().sections
 
 
 def test_with_manual_collectives_only_the_common_average_is_known(run):
-    for _ in range(2):
-        run.step(synchronization=4, backward_pass=3)
+    run.steps(2, synchronization=4, backward_pass=3)
     add_sync(run, exchanged(2, exchanges=2))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.avg_s) == (4, 10, 2.5)

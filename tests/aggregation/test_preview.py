@@ -11,8 +11,7 @@ from training_profiler.recording.event_codes import STEP_END
 @pytest.fixture
 def run():
     run = FakeRun()
-    for _ in range(3):
-        run.step(forward_pass=1.0, backward_pass=2.0)
+    run.steps(3, forward_pass=1.0, backward_pass=2.0)
     run.flush()
     return run
 
@@ -37,8 +36,7 @@ def test_a_preview_shows_what_is_held_back(run):
 
 def test_the_sums_are_the_same_with_and_without_previews(run):
     other = FakeRun()
-    for _ in range(3):
-        other.step(forward_pass=1.0, backward_pass=2.0)
+    other.steps(3, forward_pass=1.0, backward_pass=2.0)
     other.flush()
     for each, previews in ((run, True), (other, False)):
         each.recorder.move_watermark(each.clock())

@@ -266,11 +266,9 @@ def test_mutually_nested_sections_have_no_circular_parents(run):
 
 def test_a_step_slowed_by_flop_counting_is_warmup():
     run = FakeRun()
-    for _ in range(2):
-        run.step(forward_pass=1.0)
+    run.steps(2, forward_pass=1.0)
     run.step(forward_pass=2.5)
-    for _ in range(17):
-        run.step(forward_pass=1.0)
+    run.steps(17, forward_pass=1.0)
     run.drain()
     run.accumulator.totals.slow_steps = 3
     step = run.snapshot().step
@@ -279,8 +277,7 @@ def test_a_step_slowed_by_flop_counting_is_warmup():
 
 def test_configured_warmup_overrides_flop_counting():
     run = FakeRun(warmup=1)
-    for _ in range(20):
-        run.step(forward_pass=1.0)
+    run.steps(20, forward_pass=1.0)
     run.drain()
     run.accumulator.totals.slow_steps = 3
     assert run.snapshot().step.warmup_count == 1
@@ -305,8 +302,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 def run_of(steps, step_s=0.5, batches=None, samples=None, flops=None, **options):
     run = FakeRun(**options)
-    for _ in range(steps):
-        run.step(forward_pass=step_s)
+    run.steps(steps, forward_pass=step_s)
     run.drain()
     totals = run.accumulator.totals
     totals.batches, totals.samples, totals.flops = batches, samples, flops
@@ -321,15 +317,14 @@ def test_without_steps_there_is_none():
     assert FakeRun().snapshot().throughput is None
 
 
-def test_batches_and_samples_are_per_step():
-    rates = run_of(20, batches=80, samples=2560).snapshot().throughput
-    assert (rates.steps_per_s, rates.batches_per_s, rates.samples_per_s) == (2.0, 8.0, 256.0)
-
-
-def test_samples_are_unknown_where_several_updates_share_a_batch():
-    rates = run_of(20, batches=10, samples=320).snapshot().throughput
-    assert (rates.batches_per_s, rates.samples_per_s) == (1.0, None)
-    assert run_of(20, batches=19, samples=320).snapshot().throughput.samples_per_s == 32.0
+@pytest.mark.parametrize(
+    ("batches", "samples", "rates"),
+    [(80, 2560, (8.0, 256.0)), (10, 320, (1.0, None)), (19, 320, (1.9, 32.0))],
+    ids=["per step", "several updates share a batch", "nearly one a step"],
+)
+def test_rates_of_batches_and_samples(batches, samples, rates):
+    found = run_of(20, batches=batches, samples=samples).snapshot().throughput
+    assert (found.steps_per_s, found.batches_per_s, found.samples_per_s) == (2.0, *rates)
 
 
 def test_tokens_are_those_that_a_trainer_counts():
@@ -343,8 +338,7 @@ def test_warmup_does_not_lower_throughput():
     run = FakeRun(warmup=2)
     run.step(forward_pass=50)
     run.step(forward_pass=50)
-    for _ in range(8):
-        run.step(forward_pass=0.25)
+    run.steps(8, forward_pass=0.25)
     run.drain()
     run.accumulator.totals.batches = 10
     rates = run.snapshot().throughput
@@ -355,8 +349,7 @@ def test_an_interval_has_rates_of_its_own():
     run = run_of(10, flops=StepFlops(10**12, "float32", ""))
     run.flush()
     run.sums.new_interval()
-    for _ in range(10):
-        run.step(forward_pass=0.25)
+    run.steps(10, forward_pass=0.25)
     assert run.snapshot(of_interval=True).throughput == Throughput(
         4.0, flops_per_step=10**12, dtype="float32", tflops=4.0
     )
@@ -372,17 +365,17 @@ def test_unknown_samples_stay_unknown():
     assert (rates.batches_per_s, rates.samples_per_s) == (2.0, None)
 
 
-def test_utilization_uses_the_devices_peak_for_the_dtype():
-    rates = run_of(10, flops=StepFlops(39 * 10**12, "bfloat16", A100)).snapshot().throughput
-    assert rates.tflops == 78.0
-    assert (rates.peak_tflops, rates.peak_source) == (312.0, "NVIDIA A100 data sheet")
-    assert rates.mfu == pytest.approx(0.25)
-
-
-def test_an_unknown_device_has_no_utilization():
-    rates = run_of(10, flops=StepFlops(10**12, "float32", "Some other accelerator")).snapshot().throughput
-    assert rates.tflops == 2.0
-    assert (rates.peak_tflops, rates.mfu) == (None, None)
+@pytest.mark.parametrize(
+    ("flops", "expected"),
+    [
+        (StepFlops(39 * 10**12, "bfloat16", A100), (78.0, 312.0, "NVIDIA A100 data sheet", 0.25)),
+        (StepFlops(10**12, "float32", "Some other accelerator"), (2.0, None, "", None)),
+    ],
+    ids=["the peak of the device for the type", "an unknown device"],
+)
+def test_utilization_is_of_a_known_peak(flops, expected):
+    rates = run_of(10, flops=flops).snapshot().throughput
+    assert (rates.tflops, rates.peak_tflops, rates.peak_source, rates.mfu) == expected
 
 
 BEFORE = Location("", 0, "", activity="until torch was imported")

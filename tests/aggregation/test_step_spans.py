@@ -54,8 +54,7 @@ def test_a_step_has_its_nested_spans_at_their_times():
 @pytest.mark.parametrize(("warmup", "expected"), [(None, [1, 11, 12]), (0, [1, 2]), (5, [1, 6, 7])])
 def test_the_first_steps_are_the_very_first_and_those_after_warm_up(warmup, expected):
     run = FakeRun(warmup=warmup)
-    for _ in range(20):
-        run.step(forward_pass=1.0)
+    run.steps(20, forward_pass=1.0)
     assert numbers(pop(run)) == [(number, FIRST) for number in expected]
 
 
@@ -91,11 +90,9 @@ def test_a_step_that_a_capture_slowed_is_not_a_slow_step():
 
 def test_the_last_steps_are_written_at_the_end_and_none_twice():
     run = FakeRun(warmup=0)
-    for _ in range(2):
-        run.step(forward_pass=1.0)
+    run.steps(2, forward_pass=1.0)
     assert numbers(pop(run)) == [(1, FIRST), (2, FIRST)]
-    for _ in range(5):
-        run.step(forward_pass=1.0)
+    run.steps(5, forward_pass=1.0)
     assert numbers(pop(run)) == []
     assert numbers(pop(run, is_last=True)) == [(6, LAST), (7, LAST)]
     assert numbers(pop(run, is_last=True)) == []
@@ -157,8 +154,7 @@ def test_other_threads_have_lanes_of_their_own_and_reach_over_the_ends_of_a_step
 
 def test_a_thread_that_ended_before_the_last_batch_keeps_its_name_in_the_last_steps():
     run = FakeRun(warmup=0)
-    for _ in range(3):
-        run.step(forward_pass=1.0)
+    run.steps(3, forward_pass=1.0)
     pop(run)
     thread = threading.Thread(target=lambda: run.spend("prefetch", 0.5), name="reader")
     thread.start()
@@ -201,8 +197,7 @@ def slow_steps(run, seconds):
     """Return which steps are written as slow if every tenth takes one of these times, and the others a second."""
     found = []
     for slow_s in seconds:
-        for _ in range(9):
-            run.step(forward_pass=1.0)
+        run.steps(9, forward_pass=1.0)
         run.step(forward_pass=slow_s)
         found += [number for number, why in numbers(pop(run)) if why == SLOW]
     return found

@@ -1,13 +1,12 @@
 import logging
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tests.support.instrumented import OPTIMIZER, owners, state_of_torch
+from tests.support.instrumented import OPTIMIZER, on_another_thread, owners, state_of_torch
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
@@ -118,14 +117,6 @@ def test_half_installed_patch_is_undone(monkeypatch):
     assert set(instrumentation.missing) == {"optimizer"}
     assert hooks == {}
     assert state_of_torch() == before
-
-
-def on_another_thread(work):
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(work()))
-    thread.start()
-    thread.join()
-    return answers[0]
 
 
 def test_session_starts_at_the_first_event(instrumented):

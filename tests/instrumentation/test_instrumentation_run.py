@@ -2,26 +2,17 @@
 
 import logging
 import sys
-import threading
 import types
 
 import pytest
 import torch
 
-from tests.support.instrumented import InstrumentedTorch
+from tests.support.instrumented import InstrumentedTorch, on_another_thread
 from training_profiler.instrumentation.context import FORWARD, FREE, PatchContext
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import PATCHES
 
 every_patch = pytest.mark.parametrize("name", PATCHES)
-
-
-def on_another_thread(work):
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(work()))
-    thread.start()
-    thread.join()
-    return answers[0]
 
 
 @pytest.mark.parametrize("method", ["call_begins", "call_ends", "backward_begins", "backward_ends", "update_begins"])

@@ -1,18 +1,9 @@
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.instrumented import on_another_thread
 from training_profiler.instrumentation.context import FETCH, FORWARD, FREE, TrainingThread
-
-
-def on_another_thread(work):
-    """Return the result of ``work`` on another thread that stays alive."""
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(work()))
-    thread.start()
-    thread.join()
-    return answers[0]
 
 
 def test_first_thread_to_ask_is_the_training_thread():

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -151,3 +152,12 @@ def instrumented_torch(implementation: Implementation | None = None) -> Iterator
     finally:
         instrumented.instrumentation.uninstall()
     assert changed_since(before) == []
+
+
+def on_another_thread(work: Callable[[], Any]) -> Any:
+    """Return the result of ``work`` on another thread, which has ended then."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]

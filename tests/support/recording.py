@@ -93,6 +93,11 @@ class FakeRun:
             self.spend(name, section_s)
         self.recorder.mark(STEP_END)
 
+    def steps(self, count: int, **seconds: float) -> None:
+        """Record ``count`` steps that are alike."""
+        for _ in range(count):
+            self.step(**seconds)
+
     def begin_epoch(self, number: int) -> None:
         self.recorder.mark(EPOCH_BEGIN)
         self.flush()

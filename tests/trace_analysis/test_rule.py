@@ -482,6 +482,7 @@ SCENARIOS = {
     "the saving is the mean over devices": two_devices(),
     "devices that take turns are one busy system": in_turns(900),
     "and those that work at the same time are not": in_turns(900, overlap=100),
+    "nor those that are both idle for most of the time": in_turns(450),
     "where durations are impossible nothing rests on them": overlapping(),
     "graphs are advised where the runtime has them": launching(),
     "and not where it has none": launching(by="runFunction - job_prep_and_submit_for_execution"),

@@ -22,7 +22,7 @@ from training_profiler.trace_analysis.rules_registry import (
     TIMED,
     WHOLE,
 )
-from training_profiler.trace_analysis.trace import TENSOR_CORES_SINCE, Trace
+from training_profiler.trace_analysis.trace import LEAST_IN_TURNS, TENSOR_CORES_SINCE, Trace
 
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 
@@ -301,7 +301,7 @@ def exposed_communication(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("devices-take-turns", threshold=0.50, is_measured=True)
+@RULES.rule("devices-take-turns", threshold=LEAST_IN_TURNS, is_measured=True)
 def devices_take_turns(analysis: Trace, threshold: float) -> Finding | None:
     """Flag devices that wait for each other's work, together busy for over 50 % of step time."""
     busy_ns = analysis.scope.within(analysis.device.busy)

@@ -21,7 +21,8 @@ def checks(analysis: Trace) -> list[Check]:
     passes = None if phases.times_ns is None else analysis.share_of_device(phases.passes_ns)
     updates = analysis.phase_share(OPTIMIZER) if phases.optimizer_kernels else None
     copied_ns = analysis.transfers.exposed_ns if is_known and wall_ns else None  # that nothing hides
-    hidden = 1 - analysis.exposed_communication_ns / communication_ns if communication_ns else None
+    has_communication = communication_ns and analysis.has_durations
+    hidden = 1 - analysis.exposed_communication_ns / communication_ns if has_communication else None
     is_all_reduce = {collective.kind for collective in analysis.collectives} == {"all_reduce"}
     overlap = f"{'all-reduce' if is_all_reduce else 'communication'} overlapped with computation"
     variation = "step time variation (coefficient of variation)"

@@ -23,7 +23,7 @@ DEVICE: Final[Need[Trace]] = Need("work of a device", lambda analysis: analysis.
 WHOLE: Final[Need[Trace]] = Need("device work that is whole", lambda analysis: analysis.is_whole)
 DURATIONS: Final[Need[Trace]] = Need("device work that can be as long as recorded", lambda trace: trace.has_durations)
 TIMED: Final = (DEVICE, DURATIONS)
-AT_ONCE: Final[Need[Trace]] = Need("devices that do not take turns", lambda trace: not trace.takes_turns)
+AT_ONCE: Final[Need[Trace]] = Need("devices that do not take turns", lambda trace: not trace.is_one_system)
 OPERATORS: Final[Need[Trace]] = Need("operators of the host", lambda analysis: bool(analysis.operators))
 DIRECTIONS: Final[Need[Trace]] = Need(
     "the direction of copies", lambda analysis: analysis.transfers.exposed_ns is not None

@@ -33,6 +33,7 @@ from training_profiler.trace_analysis.path_graph import graph_of
 from training_profiler.trace_analysis.timeline import gaps, main_thread, overlap, timeline_of
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
+LEAST_IN_TURNS: Final = 0.5  # of the scope
 _OF_EVENTS: Final = ("columns", "nesting", "launches", "communicates", "in_scope", "lost", "_reads", "_unseen")
 _Answer = TypeVar("_Answer")
 
@@ -185,6 +186,11 @@ class Trace(TracedEvents):
     def has_durations(self) -> bool:
         """Whether device work can be as long as recorded."""
         return not any(doubt.code in IMPOSSIBLE for doubt in self.doubts)
+
+    @property
+    def is_one_system(self) -> bool:
+        """Whether devices take turns and leave little time idle: what one of them waits for is another."""
+        return self.takes_turns and (self.scope.utilization or 0.0) > LEAST_IN_TURNS
 
     @property
     def utilization_in_steps(self) -> float | None:

@@ -74,6 +74,7 @@ LOOK_S: Final = 1.0
 LOOKS_SHARE: Final = 0.01  # of the time, at most
 LEAD: Final = 3  # messages of ranks, from when rank 0 sets the last step until it comes
 NEVER: Final = 1 << 62  # a step, and a time in ns
+INTERRUPT_OF_LIGHTNING: Final = "_call_and_handle_interrupt", True  # a function, and whether it exits itself
 OF_PYTHON: Final = ("_signal", "asyncio.runners")  # handlers of SIGINT for a KeyboardInterrupt, not the program's own
 
 
@@ -175,6 +176,7 @@ def end_training() -> None:
 
     Raises:
         EndOfTraining: there is none, or it raised a ``KeyboardInterrupt`` on this thread.
+        SystemExit: instead of that, where Lightning would exit with status 1.
     """
     handler: Any = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -191,7 +193,15 @@ def end_training() -> None:
                 raise
     if not is_main:  # which prints tracebacks of all but exactly SystemExit
         setattr(threading, "excepthook", partial(_leave_quietly, threading.excepthook))  # noqa: B010 - of another module
-    raise EndOfTraining
+    raise SystemExit(0) if _is_in_lightning() else EndOfTraining
+
+
+def _is_in_lightning() -> bool:
+    """Return whether Lightning's Trainer would turn an interrupt into status 1, and kill the ranks that it started."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_name, "exit" in frame.f_code.co_names) != INTERRUPT_OF_LIGHTNING:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _leave_quietly(others: Callable[[Any], Any], ended: Any) -> None:

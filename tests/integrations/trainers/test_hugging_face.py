@@ -173,3 +173,14 @@ def test_copies_profile_trainings_of_their_own(runs: Runs) -> None:
 def test_setting_that_does_not_exist_is_an_error_at_once() -> None:
     with pytest.raises(TypeError, match="log_evry"):
         profiler(log_evry=5)
+
+
+def test_a_limit_reaches_the_handler_of_the_user_as_ctrl_c_does(runs: Runs) -> None:
+    with pytest.raises(KeyboardInterrupt) as ended:
+        train(profiler(for_="4steps"))
+    assert (isinstance(ended.value, SystemExit), getattr(ended.value, "code", None)) == (
+        True,
+        0,
+    )  # where none handles it
+    runs.end()
+    assert (runs.report()["steps"], runs.report()["ended_by"]) == (4, "--for 4steps")

@@ -214,6 +214,20 @@ def test_ctrl_c_exits_as_without_the_profiler(runs: Runs) -> None:
     assert runs.report()["steps"] == 4
 
 
+def test_a_limit_ends_with_status_0_after_the_callbacks_of_the_user(runs: Runs) -> None:
+    class Saves(lightning.Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            trainer.save_checkpoint("ended.ckpt")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        fit(callbacks=[Saves()], **make("profiler", for_="4steps"))
+    assert (ended.value.code, signal.getsignal(signal.SIGINT)) == (0, handler)
+    assert torch.load("ended.ckpt", weights_only=False)["global_step"] in (3, 4)
+    runs.end()
+    assert (runs.report()["steps"], runs.report()["ended_by"]) == (4, "--for 4steps")
+
+
 SPAWNING = """
 from tests.integrations.trainers.test_lightning import fit, make
 

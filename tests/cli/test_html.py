@@ -1,9 +1,12 @@
 import json
 
+import pytest
+
 from tests.cli.test_trace import training
 from tests.storage.test_timeline_reader import trained
 from tests.support.commands import printed
 from training_profiler.cli import html, main
+from training_profiler.storage import run_reader, timeline_reader
 
 
 def test_the_page_is_written_into_the_run_folder(tmp_path, capsys):
@@ -34,3 +37,13 @@ def test_captures_are_on_the_page_with_their_analysis_but_for_large_ones(tmp_pat
     journal.write_bytes(journal.read_bytes()[:-40])
     assert main(["html", str(tmp_path), "--no-source"]) == 0
     assert "torn" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["html", "timeline"])
+def test_each_journal_is_read_once(command, tmp_path, monkeypatch):
+    trained(tmp_path)
+    lines_of, read = run_reader.lines_of_journal, []
+    for module in (run_reader, timeline_reader):
+        monkeypatch.setattr(module, "lines_of_journal", lambda path: read.append(path) or lines_of(path))
+    assert main([command, str(tmp_path)]) == 0
+    assert len(read) == 1

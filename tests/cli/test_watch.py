@@ -186,7 +186,7 @@ def test_the_first_run_of_a_folder_is_waited_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(watch.time, "sleep", sleep)
     assert main(["watch", "--interval", "3"]) == 0
     assert slept == [3.0]
-    assert "waiting for a run in runs" in capsys.readouterr().err
+    assert "waiting for the first run, Ctrl-C leaves. No runs in ./runs. Make one" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from training_profiler.reports.page_render import PageOrigin, places, render_pag
 from training_profiler.storage.run_folder import PAGE, captures_of, read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
-from training_profiler.storage.timeline_reader import read_series
+from training_profiler.storage.timeline_reader import RankReader, read_series
 
 MOST_TRACE_BYTES: Final = 8 * BYTES_PER_MIB  # of all analysed traces of a run: larger ones take long
 
@@ -38,9 +38,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and return 0."""
     folder = chosen_run(arguments.run)
-    snapshot = read_run(folder, arguments.attempt)
+    snapshot = read_run(folder, arguments.attempt, reader := RankReader())
     findings = findings_of(folder, snapshot)
-    ranks = read_series(folder, arguments.attempt)
+    ranks = read_series(folder, arguments.attempt, reader)
     meta = read_meta(folder)
     wanted = [] if arguments.no_source else places(snapshot, findings)
     found = read_lines(folder, meta, wanted, ranks[0].sources if ranks and ranks[0].rank == 0 else {})

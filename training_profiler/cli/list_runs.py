@@ -80,7 +80,7 @@ def render_runs(runs: Sequence[ListedRun], layout: Layout) -> str:
             run.state,
             "" if run.steps is None else str(run.steps),
             "" if run.step_s is None else ms_number(run.step_s),
-            (f"{run.ended_by}: " if run.ended_by else "") + (run.verdict or run.problem or ""),
+            run.verdict or run.problem or run.ended_by or "",
         ]
         for run in runs
     ]

@@ -18,7 +18,7 @@ from training_profiler.cli.report import chosen_run
 from training_profiler.reports.exports import collapsed, speedscope, timeline_trace
 from training_profiler.storage.run_folder import read_program
 from training_profiler.storage.run_reader import read_run
-from training_profiler.storage.timeline_reader import read_series
+from training_profiler.storage.timeline_reader import RankReader, read_series
 
 CHROME, SPEEDSCOPE, COLLAPSED = FORMATS = ("chrome", "speedscope", "collapsed")
 NAMES = {CHROME: "timeline.json", SPEEDSCOPE: "lines.speedscope.json", COLLAPSED: "lines.collapsed.txt"}
@@ -40,8 +40,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and return 0."""
     folder = chosen_run(arguments.run)
-    read_run(folder, arguments.attempt)  # refuses what is not a run
-    ranks = read_series(folder, arguments.attempt)
+    read_run(folder, arguments.attempt, reader := RankReader())  # refuses what is not a run
+    ranks = read_series(folder, arguments.attempt, reader)
     if arguments.format == CHROME:
         text = timeline_trace(ranks)
     elif not any(series.lines_ns for series in ranks):

@@ -31,7 +31,7 @@ from training_profiler.reports.watch import EventLog, WatchedRun, progress_line,
 from training_profiler.settings.settings import is_dumb_terminal
 from training_profiler.storage.live_reader import LiveRun, Look
 from training_profiler.storage.run_folder import META, captures_of, read_program, typed_path
-from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, run_folders
+from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, no_runs, run_folders
 
 INTERRUPTED: Final = 130
 LINES: Final = 24  # of files, pipes, and terminals that do not know their own
@@ -79,7 +79,7 @@ def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:
     is_said = False
     while waits and (given is None or waiting is given) and not (_is_run(waiting) or run_folders(waiting)):
         if not is_said:
-            say(f"waiting for a run in {waiting}; Ctrl-C leaves")
+            say(f"waiting for the first run, Ctrl-C leaves. {no_runs(waiting)}")
             is_said = True
         time.sleep(interval_s)
     return choose_run(given, runs)

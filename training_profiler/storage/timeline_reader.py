@@ -33,9 +33,10 @@ class SeriesReader:
         self._first_unknown = 0  # stretches from here on do not know what the machine did
         self._fetched = 0  # samples of intervals in which no step ended, for the next step
 
-    def begin(self, rank: int) -> None:
-        """Start again, with the journal of this rank."""
-        vars(self).update(vars(SeriesReader()), rank=rank)
+    def begin(self, journal: JournalFile) -> Replay:
+        """Start again, with the journal of a rank; return what its lines are added to."""
+        vars(self).update(vars(SeriesReader()), rank=journal.rank or 0)
+        return Replay(self.add)
 
     def add(self, record: IntervalRecord) -> None:
         """Add the next interval."""
@@ -71,16 +72,21 @@ class SeriesReader:
         return RunSeries(tuple(self._stretches), warmup, self.rank)
 
 
-def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, ...]:
+def read_series(folder: Path, attempt: int | None = None, known: "RankReader | None" = None) -> tuple[RankSeries, ...]:
     """Return the readable ranks of the run in ``folder``, by number; the last attempt by default.
 
-    ``read_run`` has checked the folder, and reports what is missing.
+    ``read_run`` has checked the folder, and reports what is missing; ``known`` is the rank that it has read.
 
     Raises:
         RunFolderError: there was no such attempt.
     """
     journals = select_attempt(folder, find_journals(folder), attempt).of_attempt
-    read = (_read(journal) for journal in journals if not journal.problem)
+    path = None if known is None else known.path
+    read = (
+        known.series() if known and journal.path == path else _read(journal)
+        for journal in journals
+        if not journal.problem
+    )
     return tuple(sorted((series for series in read if series is not None), key=lambda series: series.rank))
 
 
@@ -90,21 +96,23 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def _read(journal: JournalFile) -> RankSeries | None:
-    reading = _Reading(journal.rank or 0, printable(str(journal.begin.get("host", ""))), journal.wall_ns)
+    reader = RankReader()
+    replay = reader.begin(journal)
     try:
         for line in lines_of_journal(journal.path):
-            reading.replay.add(line)
+            replay.add(line)
     except RunFolderError:
         return None
-    return reading.series()
+    return reader.series()
 
 
-class _Reading:
-    """The lines of one journal so far. Damaged lines are left out."""
+class RankReader:
+    """All that the journal of one rank has over time. Damaged lines are left out."""
 
-    def __init__(self, rank: int, host: str, wall_ns: int) -> None:
-        self.replay = Replay(self._add_interval, self._add)
-        self._who = (rank, host, wall_ns)
+    def __init__(self) -> None:
+        self.path: Path | None = None  # of the journal
+        self._replay = Replay(self._add_interval, self._add)
+        self._who = (0, "", 0)
         self._stretches: list[Stretch] = []
         self._end_ns = 0
         self._epochs: list[EpochSpan] = []
@@ -112,6 +120,12 @@ class _Reading:
         self._recorded: dict[int, StepLanes] = {}
         self._spans = 0  # in them
         self._sources: dict[str, str] = {}
+
+    def begin(self, journal: JournalFile) -> Replay:
+        """Start again, with the journal of a rank; return what its lines are added to."""
+        vars(self).update(vars(RankReader()), path=journal.path, _replay=Replay(self._add_interval, self._add))
+        self._who = journal.rank or 0, printable(str(journal.begin.get("host", ""))), journal.wall_ns
+        return self._replay
 
     def _add(self, record: Line) -> None:
         if isinstance(record, SpansLine):
@@ -130,10 +144,10 @@ class _Reading:
 
     def series(self) -> RankSeries | None:
         """Return what was read; None of a file without a begin."""
-        self.replay.end()
-        if self.replay.sums is None:
+        self._replay.end()
+        if self._replay.sums is None:
             return None
-        run, names = self.replay.sums.run, self.replay.names.names
+        run, names = self._replay.sums.run, self._replay.names.names
         sections = section_stats(run, names)
         return RankSeries(
             *self._who,
@@ -172,5 +186,5 @@ class _Reading:
     def _name(self, given: str) -> str:
         if given == NO_SECTION:
             return OTHER
-        names = self.replay.names
+        names = self._replay.names
         return names.names[names.id_of(given)]

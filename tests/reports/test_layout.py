@@ -1,6 +1,7 @@
 """Widths, shares and names in reports, for any width and any number of rows."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.reports.test_texts import CHANGES, gpu_run, screen
 from tests.statistics.test_compare import of_sections
 from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import section_stats, snapshot_of
 from tests.trials.test_results import RESULTS
 from training_profiler.base import table as traced
 from training_profiler.cli.list_runs import render_runs
@@ -19,6 +21,7 @@ from training_profiler.model.ranks import AllRanksStats, SectionSpread
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 from training_profiler.reports import layout
 from training_profiler.reports.comparison import ComparedRuns, render_comparison
+from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.reports.ranks import ranges_text, rank_lines
 from training_profiler.reports.report_json import as_data
@@ -111,6 +114,23 @@ def test_screens_fit_their_width(width):
     assert max(map(len, watch_lines(run, ["event " * 40], Layout(width, is_unicode=True), 40))) <= width
 
 
+def test_a_report_of_many_sections_has_60_lines_and_all_of_their_time():
+    run = snapshot_of({f"part_{at}": 0.001 * at for at in range(1, 41)})
+    nested = section_stats("nested", 0.02, parent="part_1", self_s=0.0)  # larger than most
+    run = replace(run, sections=run.sections | {"nested": nested})
+    text, full = (render_final(run, CHANGES, is_full=is_full) for is_full in (False, True))
+    table, bars = (block.splitlines()[1:] for block in text.split("\n\n")[1:3])
+    assert text.strip().count("\n") < 60
+    rest = re.fullmatch(r"(\d+) more sections +([\d.]+)", table[-1])
+    assert rest is not None
+    assert int(rest[1]) + len(table) - 3 == 41
+    assert {"part_1", "nested"} <= {row.split()[0] for row in table}
+    others_s = sum(float(row.split()[2]) for row in table[2:-1] if row[0] != " ")
+    assert others_s + float(rest[2]) == pytest.approx(8.2, abs=0.01)
+    assert sum(float(row[:-1].split()[-1]) for row in bars if row[-1] == "%") == pytest.approx(100.0)
+    assert all(name in full for name in run.sections if name != "other")
+
+
 def test_uneven_steps_matter_from_a_tenth_on_unless_their_cause_is_known():
     run = gpu_run()
     uneven = Finding("step-time-varies", "varies", {}, 0.08 * run.wall_s, "a fix")
@@ -152,7 +172,7 @@ def test_tables_drop_columns_where_the_terminal_is_narrow(width):
     of, steps = Layout(width=width), [0.1 + 0.01 * (number % 7) for number in range(100)]
     compared = compare(*(of_sections(np.array(steps), np.array(steps) * factor) for factor in (1, 2)))
     listed = ListedRun(
-        "runs/20261121-142530", "2026-11-21T14:25:30", None, "train.py", "ended", 5000, 0.1, "GOOD", None
+        "runs/20261121-142530", "2026-11-21T14:25:30", None, "train.py", "ended", 5000, 0.1, "GOOD: yes", "SIGTERM"
     )
     names = ("forward_avg_s", "backward_avg_s", "optimizer_avg_s", "batch_wait_avg_s", "proportion")
     means = dict.fromkeys(("data_avg_s", *names), 0.5)
@@ -165,6 +185,7 @@ def test_tables_drop_columns_where_the_terminal_is_narrow(width):
         [line for line in rank_lines(Snapshot(ranks=thousand()), of) if line.startswith("  sec")],
     )
     assert [max(map(len, each)) <= width for each in tables] == [True] * len(tables)
+    assert "GOOD" in tables[1][-1]
 
 
 @pytest.mark.parametrize("of", [Layout(width=80), Layout(width=118), LINES])

@@ -276,10 +276,10 @@ def reports() -> dict[str, Any]:
 
     few = snapshot_of({"forward_pass": 0.5}, steps=4)
     return {
-        "periodic, in lines": render_periodic(run, LINES),
+        "periodic, in lines": render_periodic(run, layout=LINES),
         "periodic, in a table": render_periodic(run_with(run, sections={"optimizer_step": optimizer})),
         "wide terminals get percentiles": render_periodic(
-            run_with(run, sections={"forward_pass": percentiles}), Layout(width=120)
+            run_with(run, sections={"forward_pass": percentiles}), layout=Layout(width=120)
         ),
         "long names are shortened": render_periodic(
             replace(run, sections={long_name: replace(forward, name=long_name), "other": other})
@@ -288,13 +288,13 @@ def reports() -> dict[str, Any]:
             Snapshot(steps=1, wall_s=3.0, sections={row.name: row for row in pseudo})
         ),
         "unknown times are left out": render_periodic(
-            replace(run, sections={"sampling": section_stats("sampling", 0.0, count=0, avg_s=None)}), LINES
+            replace(run, sections={"sampling": section_stats("sampling", 0.0, count=0, avg_s=None)}), layout=LINES
         ),
         "nested sections are indented": render_periodic(nested.snapshot()),
         "hostile names are escaped": render_periodic(names.snapshot()),
-        "and in lines": render_periodic(names.snapshot(), LINES),
+        "and in lines": render_periodic(names.snapshot(), layout=LINES),
         "before any section": render_periodic(Snapshot(steps=3)),
-        "no time has passed": render_periodic(timeless.snapshot(), LINES),
+        "no time has passed": render_periodic(timeless.snapshot(), layout=LINES),
         "final": render_final(final, found, origin=Origin("train.py", "runs/20261121-142530"), has_checklist=True),
         "final, in lines": render_final(final, [long, remark], LINES),
         "final, of an empty run": render_final(Snapshot(), []),
@@ -631,7 +631,7 @@ def device_time() -> dict[str, Any]:
     }
     return {
         "a column of device time": render_periodic(measured),
-        "the end of a line": render_periodic(measured, LINES),
+        "the end of a line": render_periodic(measured, layout=LINES),
         **{f"waiting for input: {name}": with_words(render_final(run, []), "evice") for name, run in runs.items()},
         "data": [as_data(measured, [])[key] for key in ("device", "sections")],
     }

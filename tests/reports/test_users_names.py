@@ -86,7 +86,7 @@ def shown(given_names: list[str]) -> Counter:
 
 def in_table(snapshot: Snapshot) -> Counter:
     """Return each (name, count, ms in total) of the breakdown."""
-    text = render_final(snapshot, diagnose(snapshot), Layout(width=400))
+    text = render_final(snapshot, diagnose(snapshot), Layout(width=400), is_full=True)
     lines = text.partition("Detailed Breakdown:\n")[2].partition("\n\n")[0].split("\n")[2:]
     pattern = re.compile(r"(.*?) +(\d*) +(\d+\.\d{3})(?: +[<\d.]+| +)*")
     cells = [pattern.fullmatch(line).groups() for line in lines]

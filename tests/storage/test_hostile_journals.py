@@ -112,7 +112,7 @@ def test_long_chains_and_circles_of_parents_are_listed(tmp_path, last):
     sections = {f"s{i}": SECTION for i in range(500)}
     parents = [[f"s{i}", f"s{(i + 1) % 500}", 1] for i in range(last + 1)]
     write(tmp_path, {**INTERVAL, "sections": sections, "parents": [*parents, ["s7", "s7", 9]]})
-    assert render_final(rendered(tmp_path), []).count("\n") > 500
+    assert render_final(rendered(tmp_path), [], is_full=True).count("\n") > 500
 
 
 def test_epochs_beyond_the_limit_are_counted(tmp_path):

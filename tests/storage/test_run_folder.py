@@ -56,12 +56,22 @@ def test_an_earlier_run_has_the_same_program_and_is_the_newest_of_them(tmp_path)
     assert [earlier_run(tmp_path / name) for name in "1345"] == [None, None, tmp_path / "2", None]
 
 
+KERNEL = "python -m ipykernel_launcher -f kernel.json"
+
+
 def test_the_program_of_a_command_can_be_typed_again():
-    commands = ("python -u -W error a/train.py 'x y'", "python -m pkg.train --n 1", "python -c pass", "python", "'")
+    commands = (
+        "python -u -W error a/train.py 'x y'",
+        "python -m pkg.train --n 1",
+        "python -c pass",
+        "python",
+        "'",
+        KERNEL,
+    )
     assert [(program_in(each), typed_program(each)) for each in commands] == [
         ("train.py", "a/train.py 'x y'"),
         ("pkg.train", "-m pkg.train --n 1"),
-        *[(None, None)] * 3,
+        *[(None, None)] * 4,
     ]
 
 

@@ -16,7 +16,7 @@ from training_profiler.base.sections import (
 )
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
-from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.finding import Change, Finding, Fix, record_steps
 from training_profiler.diagnosis.pauses import page_fault_time
 from training_profiler.diagnosis.places import in_python, places_text
 from training_profiler.diagnosis.program import is_on_cpu
@@ -160,7 +160,7 @@ def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     return cost.finding(
         f"Backward passes of own autograd functions run Python or other libraries for {cost.share:.0%} of step time "
         f"({cost.per_step} per step), above all in {texts}",
-        "Write these functions as operations on whole tensors of torch: it computes their gradients itself",
+        "Write these functions with torch operations on whole tensors: torch computes their gradients",
         seconds=cost.seconds,
         lines=texts,
     )
@@ -290,6 +290,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         "Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions without a "
         "fused backward",
         (Change.CHECKPOINTING,),
+        (record_steps(snapshot.steps),),
     )
     if own is not None:
         text = f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements"

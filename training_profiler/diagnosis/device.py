@@ -327,7 +327,7 @@ def _with_cause(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> F
     if cause is None or cause.potential_saving_s < 0.5 * finding.potential_saving_s:
         return finding
     # The whole fix stands beside the cause, which is listed as well.
-    return replace(finding, fix=f"First fix what keeps it waiting: {brief(cause.message)}")
+    return replace(finding, fix=f"First fix what keeps it waiting, as {brief(cause.message)}")
 
 
 def _without_causes(finding: Finding, others: Sequence[Finding], _: Snapshot) -> Finding:
@@ -436,8 +436,8 @@ def profiler_records(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     share = recorded.mean
     return found(
-        f"A profiler of torch that the program starts records {share:.0%} of the time, which makes each "
-        "operator longer; all times below contain that",
+        f"A torch profiler that the program starts records {share:.0%} of the time, which makes each "
+        "operator longer; every time below includes it",
         {"share_of_samples": share, "threshold": threshold},
         "Record a few steps only: torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=1, "
         "active=3, repeat=1)) with its step() after each training step; or train without torch.profiler, emit_nvtx and "

@@ -30,7 +30,7 @@ NO_RANDOM: Final = "if samples draw no random numbers"
 NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
 UNUSED: Final = "if the training does not use its result"
-KEPT: Final = "if a pass draws a number, samples none"
+KEPT: Final = "if the training draws no random numbers"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
 
 
@@ -154,11 +154,24 @@ def losses_text(changes: Iterable[Change]) -> str:
 
 
 class Action(NamedTuple):
-    """What to type, the changes of the training that it names, and its own part of the finding's saving, 0 to 1."""
+    """What to type, the changes of the training that it names, and its own part of the finding's saving, 0 to 1.
+
+    A command that only finds out more has no part of it.
+    """
 
     text: str
     changes: tuple[Change, ...] = ()
     part: float = 1.0
+
+
+PROGRAM: Final = "PROGRAM"  # in a command, where the program is not known
+RECORD_SLOW_STEPS: Final = Action(f"training-profiler run --capture outlier {PROGRAM}", part=0.0)
+
+
+def record_steps(of: int) -> Action:
+    """Return the command that records four steps of a run that has so many: step 100 or the middle, and the next."""
+    first = min(100, of // 2)
+    return Action(f"training-profiler run --capture steps={first}-{first + 3} {PROGRAM}", part=0.0)
 
 
 class Fix(str):

@@ -203,7 +203,7 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     changes: tuple[Change, ...] = (Change.ONE_FORWARD, Change.DETACH)
     text = "Call it once and use its output twice"
     if is_metric and facts.after_update > MOSTLY * facts.calls:
-        text = "Take metrics from the output of the forward pass that is there: they are then those before the update"
+        text = "Take metrics from the forward pass of the step: they are then from before the update"
         changes = changes[:1]
     elif is_metric:
         text += f"; .detach() gives the values for metrics{', with its dropout' if is_random else ''}"

@@ -10,7 +10,7 @@ from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_F
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, activities, spent_text, without_losses
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
-from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix, joined
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, NAMED_FROM, of_it, places_named, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
@@ -36,6 +36,7 @@ CHEAPER_LINES: Final = Fix(
 IN_A_LIBRARY: Final = Fix(
     "It lies in a library's own loop: try without some of its callbacks, and let it log less often",
     (Change.FEWER_CALLBACKS,),
+    (Action("Try without some callbacks of the library, and let it log less often", (Change.FEWER_CALLBACKS,)),),
 )
 
 

@@ -20,6 +20,7 @@ from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
 
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with
+UNKNOWN_CPUS: Final = 2  # taken as free where that is not known
 BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
@@ -95,7 +96,7 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
     if _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
-        return Fix(plan.fix, plan.fix.changes, (Action("DataLoader(..., num_workers=0)", plan.fix.changes),))
+        return plan.fix
     if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
         return joined([first_batch_fix(snapshot), plan.fix.as_next])  # batches are not late, but new workers are
     if quick_s := _quick_batch_s(snapshot, loader):
@@ -155,8 +156,9 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         return
     if _surplus_threads(snapshot, loader) is not None:
         yield Action(ONE_THREAD_EACH, (Change.NUM_THREADS,), min(1.0, SAVED_OF_THREADS / whole))
-    if plan is None and (free := _cpus_for(snapshot, loader)) is not None and free >= FREE_CPUS:
-        wanted = min(MOST_WORKERS, now + max(1, round(free)))
+    free = _cpus_for(snapshot, loader)
+    if plan is None and (free is None or free >= FREE_CPUS):
+        wanted = min(MOST_WORKERS, now + max(1, round(UNKNOWN_CPUS if free is None else free)))
     arguments = [f"num_workers={wanted}"] if wanted is not None else []
     if snapshot.device is not None and loader.pin_memory is False:
         arguments.append("pin_memory=True")
@@ -169,9 +171,11 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         if any(inside.startswith("transformers/trainer.py") for inside in makers):
             text = f"TrainingArguments(..., {', '.join(f'dataloader_{each}' for each in arguments)})"
         yield Action(text, changes, min(1.0, _saved_by_workers(snapshot) / whole))
-    if plan is None:
-        return
     lines, line = snapshot.lines_of_steps(DATA_LOADING), _line_of_making(snapshot)
+    if plan is None:
+        if wanted is None:
+            yield _do_less(_hottest_of_making(snapshot))
+        return
     in_workers = () if loader.workers is None else loader.workers.lines
     if plan.lock is not None and wanted is None:
         yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
@@ -183,7 +187,13 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         hottest, part = in_workers[0], min(1.0, plan.saved_by_less_work(in_workers[0].share) / whole)
         yield Action(f"do less at {hottest.place} {hottest.what}", (Change.LESS_PREPROCESSING,), part)
     elif wanted is None:
-        yield Action(PREPROCESS_LESS, (Change.LESS_PREPROCESSING,))
+        yield _do_less(_hottest_of_making(snapshot))
+
+
+def _do_less(line: LineStats | None, otherwise: str = PREPROCESS_LESS) -> Action:
+    """Return less work at a line, where one is known."""
+    text = otherwise if line is None else f"do less at {line.place} {line.what}"
+    return Action(text, (Change.LESS_PREPROCESSING,))
 
 
 def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:
@@ -310,17 +320,13 @@ def stalls_fix(snapshot: Snapshot) -> Fix:
     plan = None if loader is None else _plan(snapshot, loader)
     if plan is not None and plan.is_better_without:
         return plan.fix
-    has_cpus = (free is None or free >= FREE_CPUS) and (plan is None or plan.lock is None)
-    if loader is not None and not loader.num_workers:
-        if has_cpus:
-            text = "Avoid data stalls: batches made in workers (num_workers), samples of more even cost"
-            return Fix(text, (Change.NUM_WORKERS,))
-        text = "Avoid data stalls: preprocess less per sample, above all in the slowest samples"
-        return Fix(text, (Change.LESS_PREPROCESSING,))
-    if has_cpus:
-        text = "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost"
-        return Fix(text, (Change.NUM_WORKERS, Change.PREFETCH_FACTOR))
-    return Fix("Avoid data stalls: a larger prefetch_factor, samples of more even cost", (Change.PREFETCH_FACTOR,))
+    if loader is None or (free is not None and free < FREE_CPUS and loader.num_workers) or (plan and plan.lock):
+        factor = 2 * ((loader and loader.prefetch_factor) or 2)
+        actions = [Action(f"DataLoader(..., prefetch_factor={factor})", (Change.PREFETCH_FACTOR,))]
+    else:
+        actions = [action._replace(part=1.0) for action in _actions(snapshot, loader, plan)][:1]
+    text = "Avoid data stalls: samples of more even cost, a larger prefetch_factor, workers where CPUs are free"
+    return Fix(text, tuple(change for action in actions for change in action.changes), tuple(actions))
 
 
 def transfer_fix(snapshot: Snapshot) -> Fix:
@@ -346,15 +352,15 @@ def transfer_fix(snapshot: Snapshot) -> Fix:
 
 def first_batch_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the first batch of each pass is slow."""
-    loader = slowest_loader(snapshot)
+    loader, first = slowest_loader(snapshot), next(iter(snapshot.hottest(FIRST_FETCH)), None)
     if loader is None:
         text = "Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next"
         return Fix(text, (Change.PERSISTENT_WORKERS,))
-    if not loader.num_workers:
-        return Fix("Check what the data set and its sampler do when a pass begins: there are no workers to start")
-    if loader.is_remade:
+    if loader.num_workers and loader.is_remade:
         return joined([REMADE, THEN_KEPT])
-    if loader.persistent_workers:
-        return Fix("Check what the sampler does when a pass begins, and the first sample: the workers are kept already")
+    if not loader.num_workers or loader.persistent_workers:
+        why = "the workers are kept already" if loader.num_workers else "there are no workers to start"
+        text = f"Check what the data set and its sampler do when a pass begins: {why}"
+        return Fix(text, (), (_do_less(first, 'Measure the sampler and the first sample: profile_section("...")'),))
     text = "Set persistent_workers=True: it keeps the workers from one epoch to the next"
     return Fix(text, (Change.PERSISTENT_WORKERS,))

@@ -153,7 +153,7 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
     return found(
         f"The mix of loaders differs from the configured one: {', '.join(off)}",
         evidence,
-        "Check for a loader that ran out of batches, or a schedule that does not count batches",
+        "Print which loader gives each batch: one may have run out, or the schedule may not count batches",
     )
 
 

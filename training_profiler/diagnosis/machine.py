@@ -34,7 +34,7 @@ EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cau
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
 _FIXES: Final = {
     OTHERS: Fix(
-        "Run it again on a quiet machine, or give it CPUs of its own, before changing code: all times contain the "
+        "Run it again on an idle machine, or with reserved CPUs, before changing code: every time includes this "
         "waiting",
         (Change.OTHER_MACHINE,),
     ),
@@ -42,7 +42,7 @@ _FIXES: Final = {
         "Raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu), or use fewer threads and workers",
         (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
     ),
-    HYPERVISOR: Fix("Use a machine with dedicated CPUs: all times contain the waiting", (Change.OTHER_MACHINE,)),
+    HYPERVISOR: Fix("Use a machine with dedicated CPUs: every time includes this waiting", (Change.OTHER_MACHINE,)),
     MEMORY: Fix("Free memory on this machine: programs that wait for memory pages make no progress"),
 }
 ONE_THREAD: Final = (
@@ -134,7 +134,7 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     of = "" if machine.cores is None or not own else f" of {_cpus(machine.cores)}"
     message = {
         OTHERS: f"Other programs kept this machine's CPUs busy: {waited} for a CPU{own}{of}",
-        QUOTA: f"The CPU quota of its container stopped the training: {waited}{own}{of}",
+        QUOTA: f"The container's CPU quota stopped the training: {waited}{own}{of}",
         HYPERVISOR: f"The hypervisor gave this machine's CPUs to others: {waited}{own}{of}",
         MEMORY: f"This machine ran short of memory: {waited} for memory pages",
     }[cause]
@@ -306,7 +306,7 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
     if share <= threshold or held_s < MIN_SAVING_S:
         return None
     how_long = f"for {share:.0%} of step time ({ms_text(held_s / step.count)} per step)"
-    message = f"The training waits for Python's lock {how_long}, which a thread of the program has at {place}"
+    message = f"The training waits for Python's lock {how_long}, which another thread holds at {place}"
     changes = (Change.OTHER_PROCESS,)
     fix = f"Move that work to a process of its own (multiprocessing, DataLoader workers): {ONE_THREAD}"
     if wait.cpu_s > SAID_FROM * held_s:

@@ -108,8 +108,8 @@ def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"torch.compile compiled code again {compiled.recompiled} times, for "
         f"{duration_text(compiled.recompiled_s)}{where} ({compiled.graphs} compilations, "
         f"{duration_text(compiled.seconds)} in all)",
-        "TORCH_LOGS=recompiles prints what differs each time: pad batches to few shapes, drop_last=True, mark "
-        "changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
+        "Set TORCH_LOGS=recompiles, which prints what differs each time: pad batches to few shapes, drop_last=True, "
+        "mark changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
         recompiled=compiled.recompiled,
         recompiled_s=compiled.recompiled_s,
         compiled=compiled.graphs,
@@ -171,10 +171,10 @@ def parameter_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     places = snapshot.hottest(OTHER, of_steps=True)[:1]
     lines = places_text(places, snapshot.sections[OTHER].share) if places and OTHER in snapshot.sections else ""
     return cost.finding(
-        f"The loss is computed of parameters one by one, as a penalty is: {outside.of_parameters} operations a "
+        f"The loss is computed from parameters one by one, as a penalty is: {outside.of_parameters} operations a "
         f"step, which take about {cost.share:.0%} of step time with their part of the backward pass ({cost.per_step} "
         "per step)" + (f"; unattributed time is above all in {lines}" if lines else ""),
-        "Use weight_decay of the optimizer for the sum of squares; otherwise compute it of all parameters at once "
+        "Use the optimizer's weight_decay for the sum of squares; otherwise compute it from all parameters at once "
         "(torch._foreach_norm, torch._foreach_mul)",
         operations=outside.of_parameters,
         backward_s=backward_s,
@@ -234,8 +234,7 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{facts.kind}{at} is called {facts.calls:.0f} times a step, for one step of a sequence each, though "
         f"no input depends on its output: the loop takes {facts.loop:.0%} of the forward pass "
         f"({ms_text(facts.loop * computing_s / cost.steps)} with its part of the backward pass)",
-        f"{how} compute a whole batch or sequence at once, and the layers around it as well: those that give its "
-        "input before, those that take its output after",
+        f"{how} compute a whole batch or sequence at once, and the layers before and after it as well",
         calls=facts.calls,
         part_of_forward=facts.part,
         loop_of_forward=facts.loop,
@@ -408,8 +407,8 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     places = [f"{line.place} {line.what}" for line in snapshot.hottest(OTHER)]
     above_all = f"; above all in {places[0]}" if places else ""
     return cost.finding(
-        f"Backward passes take {operators} small operators a step, {_each(snapshot, operator_s)}, most of them of what "
-        f"is computed outside of modules, such as the loss{above_all}",
+        f"Backward passes take {operators} small operators a step, {_each(snapshot, operator_s)}, most of them "
+        f"outside of modules, as in the loss{above_all}",
         _fewer_operators(snapshot, None),
         operators=operators,
         seconds_per_operator=operator_s,

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS, SYNCHRONIZATION, name_of
 from training_profiler.base.units import duration_text, ms_text
-from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.shares import StepShare
@@ -91,8 +91,8 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
             "excess": excess,
             "threshold": threshold,
         },
-        "Check that host: clocks and temperature, other jobs on it, fewer CPU cores or slower memory than "
-        "elsewhere, its disk or network for the data; run without it and compare",
+        f"Run top and nvidia-smi -q -d PERFORMANCE on {slow.name}, or train without it: other jobs, clocks and heat, "
+        "fewer CPU cores, slower memory, disk or network than elsewhere",
         saving_s=saving_s,
     )
 
@@ -151,26 +151,20 @@ def _working(snapshot: Snapshot) -> list[RankStats] | None:
 
 
 def _fix_of_straggler(slowest: RankStats) -> Fix:
-    cause = slowest.cause
+    """Return what to check: less work at its line where that is known, else a capture, which every rank makes."""
+    cause, action, changes = slowest.cause, record_steps(slowest.steps), tuple[Change, ...]()
+    checks, where = "other work on its CPU cores", "" if cause in ("", OTHER) else f" in {name_of(cause)}"
     if cause in INPUT_SECTIONS:
-        return Fix(
-            "Check its input: DataLoader workers, the disk or network it reads from, other work on its CPU cores, or a "
-            "shard whose samples cost more"
-        )
-    if cause == DATA_TRANSFER:
-        text = "Check its transfers to the device: pinned memory, the PCIe slot, other transfers at the same time"
-        return Fix(text, (Change.PIN_MEMORY,))
-    if cause in DEVICE_SECTIONS:
-        line = f"what only this rank does at {slowest.place}; " if slowest.place else ""
-        return Fix(
-            f"Check {line}its device: clocks, temperature and other jobs on it; and whether its batches are longer "
-            "than those of other ranks (bucket them by length)",
-            (Change.OTHER_BATCHES,),
-        )
+        checks = f"DataLoader workers, the disk or network, {checks}, or a shard whose samples cost more"
+    elif cause == DATA_TRANSFER:
+        checks, changes = "pinned memory, the PCIe slot, other transfers at the same time", (Change.PIN_MEMORY,)
+    elif cause in DEVICE_SECTIONS:
+        checks, changes = "clocks, heat and other jobs of its device, or longer batches", (Change.OTHER_BATCHES,)
     if slowest.place:
-        return Fix(f"Check what it does at {slowest.place} that other ranks do not, or do for less time")
-    where = "outside all sections" if cause in ("", OTHER) else f"in {name_of(cause)}"
-    return Fix(f"Check what it does {where} that other ranks do not, and other work on its CPU cores")
+        where = f" at {slowest.place}"
+        if cause not in DEVICE_SECTIONS:
+            action = Action(f"do less at {slowest.place} on {slowest.who}, or share it among the ranks")
+    return Fix(f"Check what only this rank does{where}: {checks}", changes, (action,))
 
 
 def _work_s(rank: RankStats) -> float:
@@ -203,9 +197,8 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     return found(
         f"{len(ranks.unresponsive) + len(ranks.missing)} of {ranks.world_size} ranks do not report: " + "; ".join(lost),
         evidence,
-        "Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
-        "kernel's out-of-memory killer; if the rank still runs, find where it hangs: py-spy dump --pid PID; a rank "
-        "without the profiler, or with another run folder, does not report either",
+        "Read the rank's own output and dmesg there, or run training-profiler stacks while it runs; torchrun prints "
+        "the first failure; a rank without the profiler, or with another run folder, does not report either",
     )
 
 
@@ -237,6 +230,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
             "Check for batches of uneven length (bucket them by length, the same on all ranks), data loading that "
             "stalls, garbage collection (gc.freeze) and other work on the machines: a different rank is late each time",
             (Change.GC_FREEZE, Change.OTHER_BATCHES),
+            (record_steps(snapshot.steps),),
         )
     return found(message, evidence, fix, saving_s=potential_saving_s)
 
@@ -274,7 +268,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
             threshold,
             section=SYNCHRONIZATION,
             activity="waiting for other ranks",
-            fix=Fix(f"Look for the slowest rank first; then {fix}", changes),
+            fix=Fix(f"Look for the slowest rank first; then {fix}", changes, (record_steps(snapshot.steps),)),
         ).find(snapshot, threshold)
     total_s = ranks.sync_share * step.settled_s
     if ranks.sync_share <= threshold or total_s < MIN_SAVING_S:

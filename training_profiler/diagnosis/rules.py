@@ -35,7 +35,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     validation,
 )
 from training_profiler.diagnosis.device import host_runs_ahead, within_idle_time
-from training_profiler.diagnosis.finding import Finding
+from training_profiler.diagnosis.finding import Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import (
     RULES,
     STEPS_NEEDED,
@@ -156,8 +156,11 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
             message=f"No rule fired, but forward and backward passes compute at only "
             f"{program.compute_text(snapshot, computes)}",
             evidence={"share_of_cpu": computes, "threshold": SLOW_COMPUTING, "steps": step.count},
-            fix="Look at the lines of the forward pass, and record a trace (training-profiler trace): small operators, "
-            "copies, or little arithmetic for each number that is read",
+            fix=Fix(
+                "Record a trace: small operators, copies, or little arithmetic for each number that is read",
+                (),
+                (record_steps(snapshot.steps),),
+            ),
         )
     checked = ""
     if computes is not None:

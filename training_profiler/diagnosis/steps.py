@@ -6,12 +6,10 @@ from typing import Final
 
 from training_profiler.base.sections import (
     ACTING_SECTIONS,
-    BACKWARD_PASS,
     DATA_GENERATION,
     DATA_LOADING,
     DATA_TRANSFER,
     FIRST_FETCH,
-    FORWARD_PASS,
     SYNCHRONIZATION,
     WORKER_START,
     name_of,
@@ -29,7 +27,7 @@ from training_profiler.diagnosis.change import (
     work_of,
 )
 from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
-from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.finding import RECORD_SLOW_STEPS, Change, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
 from training_profiler.diagnosis.registry import (
@@ -50,6 +48,12 @@ RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so ran
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
+OF_LOADERS: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)
+LONG_STEPS: Final = Fix(
+    "Record steps that take long: changing shapes, stalls of data, a late rank, logging, other work on the machine",
+    (),
+    (RECORD_SLOW_STEPS,),
+)
 _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
     DATA_LOADING: stalls_fix,
     DATA_GENERATION: Fix(
@@ -58,20 +62,10 @@ _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
     DATA_TRANSFER: Fix(
         "Use pinned memory and .to(device, non_blocking=True)", (Change.PIN_MEMORY, Change.NON_BLOCKING)
     ),
-    FORWARD_PASS: Fix("Check for shapes that change from batch to batch and for other work on the machine"),
-    BACKWARD_PASS: Fix(
-        "Check for shapes that change from batch to batch, allocator fragmentation and other work on the machine"
-    ),
     FIRST_FETCH: first_batch_fix,
     WORKER_START: first_batch_fix,
-    SYNCHRONIZATION: Fix("Check for a rank that is sometimes late"),
     GARBAGE_COLLECTION: FREEZE,
-    OTHER: Fix("Check the code outside all sections: logging, garbage collection, other work on the machine"),
 }
-
-
-def _call_of(finding: Finding) -> str:
-    return LOADER if finding.evidence.get("moves_with") in (DATA_LOADING, FIRST_FETCH, WORKER_START) else ""
 
 
 def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
@@ -93,7 +87,7 @@ def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Fi
     threshold=0.10,  # standard deviation over mean
     label="UNEVEN STEPS",
     try_=("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
-    call=_call_of,
+    call=lambda finding: LOADER if finding.evidence.get("moves_with") in OF_LOADERS else "",
     is_uneven=True,
     rest=_rest,
 )
@@ -142,15 +136,12 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     if named:
         evidence |= {"moves_with": cause, "explained": part}
-    fix = Fix("Check for data stalls, changing shapes, allocator fragmentation and other work on the machine")
-    if named:
-        of_cause = _FIXES.get(cause, Fix(f"Check what makes {shown} uneven"))
-        fix = of_cause if isinstance(of_cause, Fix) else of_cause(snapshot)
+    of_cause = _FIXES.get(cause, LONG_STEPS) if named else LONG_STEPS
     return found(
-        f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
-        f"{step.max_step}, median {ms_text(step.median_s)}){named}",
+        f"Step time varies by {variation:.0%} of its mean (longest {ms_text(step.max_s)} at step {step.max_step}, "
+        f"median {ms_text(step.median_s)}){named}",
         evidence,
-        fix,
+        of_cause if isinstance(of_cause, Fix) else of_cause(snapshot),
         saving_s=potential_saving_s,
     )
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.framework_frames import SAMPLER
 from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.finding import Change, Evidence, Fix
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix
 from training_profiler.model.loader_workers import IDLE, SHARED_LOCK
 from training_profiler.model.snapshot import LoaderStats, Snapshot, WorkerStats
 
@@ -105,6 +105,7 @@ class WorkerPlan(NamedTuple):
                 f"Set DataLoader(num_workers=0), now {self.now}: the training waits {ms_text(self.handing_over_s)} to "
                 f"take a batch over from workers that are mostly idle, and {times}",
                 (Change.NUM_WORKERS,),
+                (Action("DataLoader(..., num_workers=0)", (Change.NUM_WORKERS,)),),
             )
         if self.needed <= self.now:
             why = ", but some take much longer" if self.is_uneven else ""

@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, unit_of_steps
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.finding import Action, brief, worst_losses
+from training_profiler.diagnosis.finding import PROGRAM, Action, brief, record_steps, worst_losses
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import row_of, section_of
@@ -47,14 +47,14 @@ def answer_of(
     snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin
 ) -> tuple[list[str], Sequence[Finding]]:
     """Return the lines of the answer, and the findings that it has room for."""
-    layout = Layout(min(layout.width, WIDEST), layout.has_color, layout.is_unicode, layout.format)
+    layout = replace(layout, width=min(layout.width, WIDEST))
     changes = important(snapshot, findings)
     shown = len(changes)
     while True:
         lines = [
             *verdict_lines(snapshot, findings, layout),
             *_remarks(snapshot, findings, layout, changes),
-            *_blocks(snapshot, changes[:shown], layout),
+            *_blocks(snapshot, changes[:shown], layout, origin),
             *_beside(snapshot, findings, changes, layout),
             *_next(snapshot, findings, changes[:shown], origin, layout),
         ]
@@ -75,8 +75,18 @@ def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
     return lines + ([layout.color(line, color) for line in layout.wrap(saving, MARGIN, MARGIN)] if saving else [])
 
 
-def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> list[str]:
+def first_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
+    """Return the verdict and its first action, each in a line."""
+    layout = replace(layout, width=min(layout.width, WIDEST))
+    lines = _cut(layout, verdict(snapshot, findings).headline, " VERDICT  ", MARGIN, most=1)
+    for finding in important(snapshot, findings)[:1]:
+        lines += _cut(layout, action_text(finding, finding.actions[0]), "   -> ", MARGIN, most=1)
+    return lines
+
+
+def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
     lines: list[str] = []
+    program = "torchrun ... " * (snapshot.ranks is not None) + (origin.command or origin.program or PROGRAM)
     for number, change in enumerate(changes, start=1):
         first, rest = f" {number} ", "   "
         begin = len(lines) + 1
@@ -94,7 +104,8 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> l
             lines.append(f"   -> the same change as {same}")
             continue
         for action in change.actions:
-            lines += _action_lines(snapshot, change, action, layout)
+            typed = action._replace(text=action.text.replace(PROGRAM, program))
+            lines += _action_lines(snapshot, change, typed, layout)
         losses = worst_losses_of(change)
         texts = [f"losses: {losses}"] if losses else []
         texts += [f"Tried: {change.tried}"] if change.tried else []
@@ -222,8 +233,7 @@ def _next(
     if command and any(row_of(each).try_ for each in shown):
         commands.append(("prove it", f"training-profiler try {command}"))
     if command and verdict(snapshot, findings).color == GOOD and not snapshot.ended_by:  # then operators matter most
-        first = min(100, snapshot.steps // 2)
-        commands.append(("operators", f"training-profiler run --capture steps={first}-{first + 3} {command}"))
+        commands.append(("operators", record_steps(snapshot.steps).text.replace(PROGRAM, command)))
     if origin.earlier is not None and not too_little_data(snapshot):
         commands.append(("compare", f"training-profiler compare {origin.earlier} {origin.folder}"))
     commands.append(("web page", f"training-profiler html {origin.folder}"))

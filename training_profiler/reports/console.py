@@ -3,6 +3,7 @@
 Each quantity stands in them once. The answer comes last, where a terminal shows it when the run has ended.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -32,7 +33,7 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepStats,
 )
-from training_profiler.reports.answer import WIDEST, answer_of, verdict_lines
+from training_profiler.reports.answer import WIDEST, answer_of, first_lines, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
@@ -49,6 +50,8 @@ from training_profiler.reports.resources import (
 )
 from training_profiler.reports.sections import (
     INDENT,
+    MORE,
+    MOST_ROWS,
     OF_EPOCHS,
     distribution,
     folded,
@@ -56,6 +59,7 @@ from training_profiler.reports.sections import (
     labels_of,
     lines_under,
     percentages,
+    smallest,
     table_label,
     training_rows,
 )
@@ -72,19 +76,19 @@ BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def breakdown_lines(
-    snapshot: Snapshot, layout: Layout, changes: Sequence[Finding] = (), has_lines: bool = True
+    snapshot: Snapshot, layout: Layout, changes: Sequence[Finding] = (), most: int = MOST_ROWS
 ) -> list[str]:
-    """Return the detailed breakdown and the time distribution, each below its title.
+    """Return the detailed breakdown and the time distribution, each below its title and with ``most`` rows at most.
 
-    Sections that ``changes`` are about are marked; below each stand the lines of the user's code, if it ``has_lines``.
+    Sections that ``changes`` are about are marked; below each stand the lines of the user's code.
     """
     rows = list(in_tree_order(snapshot.sections))
     breakdown = ["(no section has ended yet)"]
     if rows:
         # The profiler has time before it has a span: this report is part of its first span.
         rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
-        breakdown = list(_row_lines(snapshot, rows)) if layout.is_lines else _table(snapshot, rows, layout)
-    shares = _share_lines(snapshot) if layout.is_lines else share_rows(snapshot, layout, changes, has_lines)
+        breakdown = list(_row_lines(snapshot, rows)) if layout.is_lines else _table(snapshot, rows, layout, most)
+    shares = _share_lines(snapshot) if layout.is_lines else share_rows(snapshot, layout, changes, True, most)
     shares = shares or ["Time Distribution:", "(no time has passed on the clock)"]
     return ["Detailed Breakdown:", *breakdown, "", *shares]
 
@@ -97,8 +101,13 @@ def _row_lines(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]]) -> 
         yield total + times + device_words(snapshot, section)
 
 
-def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout: Layout) -> list[str]:
+def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout: Layout, most: int) -> list[str]:
     """Return the table with the columns that fit, and names shortened where even the fewest do not."""
+    small = smallest([(section, section.total_s) for _, section in rows], most)
+    if small:
+        total_s = sum(each.total_s for _, each in rows if each.name in small and each.parent not in small)
+        rest = SectionStats(MORE.format(len(small)), 0, total_s, 0.0, 0.0)
+        rows = [*((depth, each) for depth, each in rows if each.name not in small), (0, rest)]
     names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
     sections = [section for _, section in rows]
     for times in ((*TIMES, *MORE_TIMES), *FEWEST_TIMES):
@@ -127,19 +136,23 @@ def _share_lines(snapshot: Snapshot) -> list[str]:
 
 
 def share_rows(
-    snapshot: Snapshot, layout: Layout, changes: Sequence[Finding] = (), has_lines: bool = False
+    snapshot: Snapshot,
+    layout: Layout,
+    changes: Sequence[Finding] = (),
+    has_lines: bool = False,
+    most: int = MOST_ROWS,
 ) -> list[str]:
     """Return a bar a section with its time in a step, and below it the lines of the user's code that it goes to.
 
     Shares of sections add up to 100; those of lines are parts of their section's.
     """
     marked = {row.section.name for row in training_rows(snapshot) if _mark(snapshot, row.section.name, changes)}
-    rows = folded(training_rows(snapshot), {OTHER, *marked})
+    rows = folded(training_rows(snapshot), {OTHER, *marked}, most)
     rows = [row for row in rows if row.percent or row.section.count or row.section.name == OTHER]
     if not rows:
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
-    of = "share" if width < NARROW else of if has_lines else "of interval"
+    of = "share" if width < NARROW else "of interval" if snapshot.first_step else of
     labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
     time_width, share_width = (TIME_WIDTH * any(times), SHARE_WIDTH) if width >= NARROW else (0, NARROW_SHARE)
@@ -231,6 +244,8 @@ def pause_lines(snapshot: Snapshot) -> list[str]:
     return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(texts)}{long}"]
 
 
+MOST_LINES: Final = 60  # of the final report, unless it is the full one
+MOST_OF_BLOCKS: Final = (MOST_LINES, MOST_ROWS, 9, 7, 5)  # rows: the first that make so few lines
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _EPOCH_LABEL_WIDTH: Final = 25
 _SHOWN_FROM_S: Final = 0.005
@@ -239,11 +254,11 @@ _CLEAR_CHANGE: Final = 0.02  # of the median step
 _CLEAR_ERRORS: Final = 3.0  # standard errors
 
 
-def render_periodic(snapshot: Snapshot, layout: Layout = FILE) -> str:
+def render_periodic(snapshot: Snapshot, findings: Sequence[Finding] = (), layout: Layout = FILE) -> str:
     """Return the report on the steps since the last one."""
     title = f"=== Profiling Report (Step {snapshot.steps}) ==="
-    lines = breakdown_lines(snapshot, layout, has_lines=layout.is_lines)
-    return _text([title, "", *lines, *_rank_block(snapshot, layout)], layout)
+    first = [] if layout.is_lines else ["", "Performance Insights:", *first_lines(snapshot, findings, layout)]
+    return _text([title, "", *breakdown_lines(snapshot, layout), *_rank_block(snapshot, layout), *first], layout)
 
 
 def render_final(
@@ -273,12 +288,12 @@ def render_final(
         answer, all_findings = [*verdict_lines(snapshot, findings, layout), *all_findings], []
     else:
         all_findings = ["All findings:", *all_findings]
-    return _text(
-        [
+    for most in (sys.maxsize,) if is_full else MOST_OF_BLOCKS:
+        lines = [
             f"=== Final Profiling Summary ({snapshot.steps} steps) ===",
             *title_lines(snapshot, origin.program, layout),
             "",
-            *breakdown_lines(snapshot, layout, changes),
+            *breakdown_lines(snapshot, layout, changes, most),
             *(_rank_block(snapshot, layout) if is_full else _beside_lines(snapshot, layout)),
             *(["", *_run_lines(snapshot, layout), *all_findings] if is_full else []),
             *checks,
@@ -286,9 +301,10 @@ def render_final(
             "",
             "Performance Insights:",
             *answer,
-        ],
-        layout,
-    )
+        ]
+        if len(lines) <= MOST_LINES:
+            break
+    return _text(lines, layout)
 
 
 def title_lines(snapshot: Snapshot, program: str | None, layout: Layout) -> list[str]:

@@ -3,7 +3,8 @@
 Data, metrics and lines to grep keep the sections' own names.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from math import inf
 from typing import Final, NamedTuple
 
 from training_profiler.base import sections as known
@@ -44,6 +45,7 @@ def table_label(key: str, among: Container[str] = (), labels: Mapping[str, str] 
 
 INDENT: Final = "  "
 MOST_ROWS, SMALL = 12, 0.5  # of the distribution; sections below so many percent share a row
+MORE: Final = "{} more sections"
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
 IN_WORKERS: Final = "worker:"  # before the place of a line
 LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
@@ -125,13 +127,33 @@ def training_rows(snapshot: Snapshot) -> list[ShareRow]:
     ]
 
 
-def folded(rows: list[ShareRow], kept: Iterable[str]) -> list[ShareRow]:
-    """Return the rows; of many, the smallest sections but the ``kept`` ones share the last row."""
-    parents = {row.section.parent for row in rows if row.percent >= SMALL}
-    small = [row for row in rows if row.percent < SMALL and row.section.name not in (*kept, *parents)]
-    if len(rows) <= MOST_ROWS or len(small) < 2:
+def smallest(
+    rows: list[tuple[SectionStats, float]], most: int, small: float = 0.0, kept: Container[str] = ()
+) -> set[str]:
+    """Return which sections share a row: all below ``small``, and so many that there are at most ``most`` rows.
+
+    A section stays if it is ``kept``, or holds one that stays. ``rows`` are in tree order, each with its size.
+    """
+    largest: dict[str | None, float] = {}  # of a section and of those in it
+    for section, size in reversed(rows):
+        here = max(size, largest.get(section.name, 0.0), inf if section.name in kept else 0.0)
+        largest[section.name] = here
+        largest[section.parent] = max(here, largest.get(section.parent, 0.0))
+    ordered = sorted((section.name for section, _ in reversed(rows)), key=largest.__getitem__)
+    surplus = len(rows) + 1 - most if len(rows) > most else 0
+    below = sum(largest[name] < small for name in ordered)
+    rest = {name for name in ordered[: max(surplus, below)] if largest[name] < inf}
+    return rest if len(rest) > 1 else set()
+
+
+def folded(rows: list[ShareRow], kept: Container[str], most: int) -> list[ShareRow]:
+    """Return at most so many rows; of many, the smallest sections but the ``kept`` ones share the last row."""
+    small_from = SMALL if len(rows) > MOST_ROWS else 0.0
+    names = smallest([(row.section, row.percent) for row in rows], most, small_from, kept)
+    small = [row for row in rows if row.section.name in names]
+    if not small:
         return rows
-    rest = SectionStats(f"{len(small)} smaller sections", 0, 0.0, sum(row.section.self_s for row in small), 0.0)
+    rest = SectionStats(MORE.format(len(small)), 0, 0.0, sum(row.section.self_s for row in small), 0.0)
     step_s = sum(row.step_s or 0.0 for row in small) or None
     percent = round(sum(row.percent for row in small), 1)
     return [*(row for row in rows if row not in small), ShareRow(0, rest, percent, step_s)]

@@ -150,11 +150,12 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
             of_run = f" ({first.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
-            lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; all times contain it"
+            lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; every time includes it"
             return Verdict(headline, "", lost, BAD)
-        action = next(iter(first.actions), None)
-        saving = f"Change 1 can save {_saved(snapshot, first, 1.0 if action is None else action.part)}"
-        more = "all times contain the waiting" if first.code == SHARED_GPU else ""
+        part = next((action.part for action in first.actions), 1.0)
+        what = "Change 1 can save" if part else "It costs"
+        saving = f"{what} {_saved(snapshot, first, part or 1.0)}"
+        more = "every time includes this waiting" if first.code == SHARED_GPU else ""
         return Verdict(headline, more, saving if first.potential_saving_s else "", BAD)
     if not snapshot.steps:
         return Verdict("no training step was recorded", "", "", UNCLEAR)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from training_profiler.base.switch import environment
 from training_profiler.base.text import PREFIX, one_line
-from training_profiler.diagnosis import Finding, epoch_warnings
+from training_profiler.diagnosis import Finding, diagnose, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
@@ -271,7 +271,7 @@ class Outputs:
         """Report on an interval. Called on the primary rank."""
         self._terminal.set_status(largest_sections(snapshot))
         if not self._terminal.status.is_active and not self._settings.is_quiet and self._is_due():
-            self._terminal.print(render_periodic(snapshot, self._layout()))
+            self._terminal.print(render_periodic(snapshot, diagnose(snapshot), self._layout()))
         self.interval_row(snapshot)
 
     def _is_due(self) -> bool:

@@ -313,6 +313,9 @@ def typed_program(command: object) -> str | None:
     return printable(shlex.join(_program_words(command))) or None
 
 
+NOTEBOOK: Final = "ipykernel_launcher"  # a module whose command cannot be typed
+
+
 def _program_words(command: object) -> list[str]:
     """Return the script, or ``-m`` and the module, and the arguments in a command line; none where it has neither."""
     try:
@@ -321,7 +324,7 @@ def _program_words(command: object) -> list[str]:
         return []
     while words and words[0].startswith("-"):
         if words[0] == "-m":
-            return words if len(words) > 1 else []
+            return words if len(words) > 1 and words[1] != NOTEBOOK else []
         if words[0] == "-c":
             return []
         words = words[2:] if words[0] in ("-W", "-X") else words[1:]  # the value of these is the next word

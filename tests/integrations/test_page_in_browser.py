@@ -176,6 +176,9 @@ def test_a_comparison_draws_the_steps_of_both_runs_and_hostile_names_run_nothing
         assert len(page.evaluate(DRAWN)) == 2
         assert min(page.evaluate(DRAWN)) > 3
         assert "Steps that are not compared" in page.evaluate("document.querySelector('#pair2-note').textContent")
+        page.call("Emulation.setDeviceMetricsOverride", width=390, height=900, deviceScaleFactor=1, mobile=True)
+        heights = "Math.max(...[...document.querySelectorAll('#pair1-sections tbody tr')].map(row => row.offsetHeight))"
+        assert page.evaluate(heights) < 40  # a line
         assert page.evaluate("window.harmed") is None
         assert page.complaints == []
 

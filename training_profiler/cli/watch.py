@@ -31,9 +31,10 @@ from training_profiler.reports.watch import EventLog, WatchedRun, progress_line,
 from training_profiler.settings.settings import is_dumb_terminal
 from training_profiler.storage.live_reader import LiveRun, Look
 from training_profiler.storage.run_folder import META, captures_of, read_program, typed_path
-from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, no_runs, run_folders
+from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, no_runs
 
 INTERRUPTED: Final = 130
+JOURNALS: Final = ("rank*.jsonl", "*/rank*.jsonl")  # below a run, and below a folder of runs
 LINES: Final = 24  # of files, pipes, and terminals that do not know their own
 LEAST_S, MOST_S = 0.2, 3600.0
 GONE_AFTER_S: Final = 60.0  # a process that is gone may be begun again by its launcher
@@ -77,16 +78,12 @@ def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:
     runs = runs_folder()
     waiting = given if given is not None and given.is_dir() else runs
     is_said = False
-    while waits and (given is None or waiting is given) and not (_is_run(waiting) or run_folders(waiting)):
+    while waits and (given is None or waiting is given) and not any(map(any, map(waiting.glob, JOURNALS))):
         if not is_said:
             say(f"waiting for the first run, Ctrl-C leaves. {no_runs(waiting)}")
             is_said = True
         time.sleep(interval_s)
     return choose_run(given, runs)
-
-
-def _is_run(folder: Path) -> bool:
-    return any(folder.glob("rank*.jsonl")) or any(folder.glob("*/rank*.jsonl"))
 
 
 class Watcher:

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Final, NamedTuple
 
-from training_profiler.base.sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS, SYNCHRONIZATION, name_of
+from training_profiler.base.sections import DEVICE_SECTIONS, SYNCHRONIZATION, name_of
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
@@ -152,19 +152,15 @@ def _working(snapshot: Snapshot) -> list[RankStats] | None:
 
 def _fix_of_straggler(slowest: RankStats) -> Fix:
     """Return what to check: less work at its line where that is known, else a capture, which every rank makes."""
-    cause, action, changes = slowest.cause, record_steps(slowest.steps), tuple[Change, ...]()
-    checks, where = "other work on its CPU cores", "" if cause in ("", OTHER) else f" in {name_of(cause)}"
-    if cause in INPUT_SECTIONS:
-        checks = f"DataLoader workers, the disk or network, {checks}, or a shard whose samples cost more"
-    elif cause == DATA_TRANSFER:
-        checks, changes = "pinned memory, the PCIe slot, other transfers at the same time", (Change.PIN_MEMORY,)
-    elif cause in DEVICE_SECTIONS:
-        checks, changes = "clocks, heat and other jobs of its device, or longer batches", (Change.OTHER_BATCHES,)
-    if slowest.place:
-        where = f" at {slowest.place}"
-        if cause not in DEVICE_SECTIONS:
-            action = Action(f"do less at {slowest.place} on {slowest.who}, or share it among the ranks")
-    return Fix(f"Check what only this rank does{where}: {checks}", changes, (action,))
+    action, where = record_steps(slowest.steps), f" at {slowest.place}" if slowest.place else ""
+    if slowest.place and slowest.cause not in DEVICE_SECTIONS:
+        action = Action(f"do less{where} on {slowest.who}, or share it among the ranks")
+    return Fix(
+        f"Check what only this rank does{where}: its data and workers, transfers, clocks and heat of its device, "
+        "longer batches (bucket them by length), other work on its CPU cores",
+        (Change.OTHER_BATCHES,),
+        (action,),
+    )
 
 
 def _work_s(rank: RankStats) -> float:

@@ -38,15 +38,10 @@ class Origin:
     """The folder of an earlier run of the same program, as it can be typed."""
 
 
-def answer_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
-    """Return the lines below the title, with so many findings that all fit into ``MOST_LINES``."""
-    return answer_of(snapshot, findings, layout, origin)[0]
-
-
 def answer_of(
     snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin
 ) -> tuple[list[str], Sequence[Finding]]:
-    """Return the lines of the answer, and the findings that it has room for."""
+    """Return the lines of the answer, and the findings that it has room for within ``MOST_LINES``."""
     layout = replace(layout, width=min(layout.width, WIDEST))
     changes = important(snapshot, findings)
     shown = len(changes)

@@ -10,7 +10,7 @@ from training_profiler.base.sections import name_of
 from training_profiler.base.units import S_PER_MINUTE, duration_text, ms_text, time_text
 from training_profiler.diagnosis.finding import Finding, brief
 from training_profiler.model.snapshot import AllRanksStats, Snapshot
-from training_profiler.reports.answer import Origin, answer_lines
+from training_profiler.reports.answer import Origin, answer_of
 from training_profiler.reports.console import share_rows, title_lines
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
@@ -106,7 +106,7 @@ def watch_lines(run: WatchedRun, events: Sequence[str], layout: Layout, height: 
     lines = [
         *_now(run, layout),
         *title_lines(snapshot, run.program, layout),
-        *answer_lines(snapshot, run.findings, layout, Origin()),
+        *answer_of(snapshot, run.findings, layout, Origin())[0],
     ]
     of_machine = (*machine_lines(snapshot), *exchange_lines(snapshot), *attempt_lines(snapshot))
     for block in (

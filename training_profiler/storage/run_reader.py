@@ -199,7 +199,8 @@ def listed_run(folder: Path) -> ListedRun:
     report = read_object(folder / REPORT_DATA, MOST_REPORT_BYTES)
     if report is not None:
         step_time = report.get("step_time")
-        step_s = _seconds(step_time.get("avg_s")) if isinstance(step_time, dict) else None
+        avg_s = step_time.get("avg_s") if isinstance(step_time, dict) else None
+        step_s = float(avg_s) if isinstance(avg_s, (int, float)) and 0 <= avg_s <= MOST_NUMBER else None
         state, steps, problem = ENDED, count_in(report.get("steps")), None
     else:
         state, steps, step_s, problem = _from_journal(folder, meta, last)
@@ -238,10 +239,6 @@ def _from_journal(
     process = (last or meta).get("host"), (last or meta).get("pid")
     is_alive = is_running(*process, wall_ns / NS_PER_S) if wall_ns is not None else None
     return STATES[is_alive], steps, step_s, None
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and 0 <= value <= MOST_NUMBER else None
 
 
 def run_folders(parent: Path) -> list[Path]:

@@ -131,6 +131,14 @@ def first_screens() -> dict[str, Any]:
         run = snapshot_of({"backward_pass": 0.4, "forward_pass": 0.2})
         return run_with(run, **{"lines": {"other": (line,)}, "device": H200, **changes})
 
+    def copying(busy: float) -> Snapshot:
+        """Return a run on a GPU with 6 of 10 s in copies that take the device 1 s."""
+        run = snapshot_of({"data_transfer": 0.6, "forward_pass": 0.2, "backward_pass": 0.2})
+        copies = replace(run.sections["data_transfer"], device_count=100, device_total_s=1.0)
+        gpus = (GpuStats(0, "NVIDIA H200", loop_utilization=Level(busy, 1.0, busy)),)
+        machine = MachineStats(samples=9, gpus=gpus)
+        return run_with(run, device=H200, machine=machine, sections={**run.sections, "data_transfer": copies})
+
     waits = finding("waits-for-device", "Python waits for the device", 1.0, "Keep the tensor")
     once = "Make the DataLoader once, before the loop"
     twice = [
@@ -164,6 +172,8 @@ def first_screens() -> dict[str, Any]:
             gpu_run(), CHANGES, width=200, has_color=True, is_unicode=True
         ).replace("\x1b", "ESC"),
         "waiting for the device": screen(waiting(0.3), [waits]),
+        "waiting for a busy device in a copy": screen(copying(0.95), []),
+        "the same, with an idle device": screen(copying(0.5), []),
         "the 95th percentile stands where it is known": screen(run_with(gpu_run(), step={"p95_s": 0.26}), CHANGES),
         "steps that mostly queue work have no percentile": screen(waiting(0.3, step=queued), CHANGES),
         "other uneven steps have one": screen(waiting(0.3, step=queued, lines={}), CHANGES),

@@ -14,12 +14,14 @@ from training_profiler.base.units import (
     counted,
     duration_text,
     ms_column,
+    ms_text,
     rounded,
     three_digits,
     time_text,
     unit_of_steps,
 )
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.diagnosis.registry import section_of
@@ -59,6 +61,7 @@ from training_profiler.reports.sections import (
     labels_of,
     lines_under,
     percentages,
+    row_label,
     smallest,
     table_label,
     training_rows,
@@ -108,7 +111,7 @@ def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout:
         total_s = sum(each.total_s for _, each in rows if each.name in small and each.parent not in small)
         rest = SectionStats(MORE.format(len(small)), 0, total_s, 0.0, 0.0)
         rows = [*((depth, each) for depth, each in rows if each.name not in small), (0, rest)]
-    names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
+    names = [row_label(depth, section, snapshot.sections) for depth, section in rows]
     sections = [section for _, section in rows]
     for times in ((*TIMES, *MORE_TIMES), *FEWEST_TIMES):
         columns = [
@@ -130,7 +133,7 @@ def _share_lines(snapshot: Snapshot) -> list[str]:
     lines = ["Time Distribution:"]
     for _, section, share in distribution(snapshot):
         lines.append(f"{section.name}: {share:.1f}%")
-        places = lines_under(snapshot, section, share, snapshot.wall_s)
+        places = lines_under(snapshot, section, share, snapshot.wall_s, says_waits=False)
         lines += [f"{section.name}: {place} {function}: {part:.1f}%" for place, function, part in places]
     return lines if len(lines) > 1 else []
 
@@ -153,7 +156,7 @@ def share_rows(
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
     of = "share" if width < NARROW else "of interval" if snapshot.first_step else of
-    labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
+    labels = [row_label(row.depth, row.section, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
     time_width, share_width = (TIME_WIDTH * any(times), SHARE_WIDTH) if width >= NARROW else (0, NARROW_SHARE)
     marks = [_mark(snapshot, row.section.name, changes) for row in rows]
@@ -172,12 +175,24 @@ def share_rows(
         indent = INDENT * (row.depth + 2)
         if seconds := row.section.other_threads_s:
             text.append(shortened(f"{indent}and {seconds:.3f} s on other threads, in parallel", width))
+        if waiting := _waiting_text(snapshot, row.section):
+            text.append(shortened(indent + waiting, width))
         of_section = lines_under(snapshot, row.section, row.percent, snapshot.training_s) if has_lines else ()
         for place, function, part in of_section:
             place, function = _fitting(place, function, left + time_width - len(indent) - 2)
             shown = shortened(f"{indent}{place}  {function}", left + time_width)
             text.append(f"{shown:<{left + time_width}}{part:>{share_width - 1}.1f}%")
     return text
+
+
+def _waiting_text(snapshot: Snapshot, section: SectionStats) -> str:
+    """Return what a section's own work takes a busy device, where the host mostly waits in it for other work."""
+    step, device_s = snapshot.step, snapshot.total_of_step_s(section.name)
+    if step is None or device_s is None or not snapshot.is_by_device(section.name) or busy_part(snapshot) is None:
+        return ""
+    if section.settled_total_s < SHOWS_WAITING * step.settled_s or device_s > MOSTLY_OWN * section.settled_total_s:
+        return ""
+    return f"waits for the device, whose work in it takes {ms_text(device_s / step.settled_count)}"
 
 
 def _bar(share: float, width: int, layout: Layout) -> str:
@@ -201,6 +216,8 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
     return inner_place, inner_function
 
 
+SHOWS_WAITING: Final = 0.1  # of step time
+MOSTLY_OWN: Final = 0.5  # of the host's time in a section
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
 NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
 SHOWN_SHARE: Final = 0.03  # of the start-up

@@ -44,6 +44,16 @@ def table_label(key: str, among: Container[str] = (), labels: Mapping[str, str] 
 
 
 INDENT: Final = "  "
+
+
+def row_label(depth: int, section: SectionStats, among: Container[str] = (), labels: Mapping[str, str] = LABELS) -> str:
+    """Return the label of a row of a table, below that of the section around it."""
+    within, _, name = section.name.rpartition("/")
+    if not (depth and within and f"{section.parent}/".startswith(f"{within}/")):
+        name = section.name
+    return INDENT * depth + table_label(name, among, labels)
+
+
 MOST_ROWS, SMALL = 12, 0.5  # of the distribution; sections below so many percent share a row
 MORE: Final = "{} more sections"
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
@@ -191,9 +201,9 @@ def _own_step_s(snapshot: Snapshot, section: SectionStats) -> float | None:
 
 
 def lines_under(
-    snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float
+    snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float, *, says_waits: bool = True
 ) -> list[tuple[str, str, float]]:
-    """Return the code to show under a section: place, function, and percentage of ``whole_s``.
+    """Return the code to show under a section: place, function and what waits there, and percentage of ``whole_s``.
 
     That is included in the section's own ``percentage``. Waiting for data is divided as the work of the loaders'
     workers, unless the training makes some batches itself.
@@ -216,7 +226,9 @@ def lines_under(
     for line in snapshot.hottest(section.name):
         share = scale * line.share - early_s.get(f"{line.place} {line.what}", 0.0) / (whole_s or 1.0)
         if share >= HOT_SHARE and percentage >= 100 * HOT_SHARE:
-            lines.append((line.place, line.what, min(percentage, round(100 * share, 1))))
+            waits = says_waits and line.waiting_share >= 0.5 * line.share > 0
+            what = f"{line.what} waits in {line.waits_text}" if waits else line.what
+            lines.append((line.place, what, min(percentage, round(100 * share, 1))))
     return lines
 
 

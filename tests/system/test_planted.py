@@ -147,6 +147,22 @@ def test_padding_is_found_with_what_shorter_rows_save(tmp_path: Path) -> None:
     assert "padding" not in [finding["code"] for finding in report["findings"]]
 
 
+def test_weights_that_are_computed_again_are_found_with_what_keeping_them_saves(tmp_path: Path) -> None:
+    for name in ("plain", "cached"):
+        (tmp_path / name).mkdir()
+    report = outcome_of("computed_weight", tmp_path / "plain", NOISE, **OFTEN)[1]
+    finding = find(report["findings"], "computed-weights")
+    assert line_of("computed_weight", "torch.tanh(") in finding["finding"]
+    assert finding["evidence"]["calls"] == 8
+    report = outcome_of("computed_weight", tmp_path / "cached", NOISE, "--cached", **OFTEN)[1]
+    assert "computed-weights" not in [finding["code"] for finding in report["findings"]]
+    plain_s, cached_s = (
+        truth_of(execute_forked(tmp_path / "plain", str(PLANTED / "computed_weight.py"), *way).stdout)["cpu_s"]
+        for way in ((), ("--cached",))
+    )
+    assert finding["evidence"]["share_of_step"] == pytest.approx(1 - cached_s / plain_s, abs=0.15)
+
+
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:
     finding = find(findings_of("detached_teacher", tmp_path, NOISE, **OFTEN), "unused-graphs")
     assert "80% of them" in finding["finding"]

@@ -8,6 +8,7 @@ import contextlib
 import sys
 from collections.abc import Container, Iterable
 from itertools import islice
+from statistics import median
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -273,7 +274,7 @@ class Padding(Inspection):
             max(part / of for part, of in zip(padding, positions, strict=True)),
             to_longest / whole,
             max(to_longest, grouped) / whole,
-            sum(self._parts) / len(self._parts),
+            median(self._parts),
             self._what,
             self._place,
         )

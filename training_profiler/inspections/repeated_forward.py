@@ -8,6 +8,7 @@ import contextlib
 import sys
 import weakref
 from itertools import islice
+from statistics import median
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
@@ -297,14 +298,19 @@ class RepeatedWeights(Inspection):
         self._uses = 0
         self._spent_ns, self._all_ns = [0, 0], [0, 0]  # forward and backward, of parametrizations and of all
         self._pass_began_ns = 0  # the backward pass under way
-        self._steps: set[int] = set()
+        self._parts: list[list[float]] = []  # of each step; of some of them another program has most of the time
         self._place = ""
 
     def begins(self, seen: SeenCall) -> SeenCall | None:
         """Add hooks for the call of a module with parametrizations."""
         module = seen.module
-        if not seen.has_grad or len(self._steps) >= 6:
+        if not seen.has_grad or len(self._parts) >= 9:
             return None
+        if seen.counts.steps != self._counts.steps:
+            if all(self._all_ns):
+                self._parts.append([spent / whole for spent, whole in zip(self._spent_ns, self._all_ns, strict=True)])
+            self._spent_ns, self._all_ns = [0, 0], [0, 0]
+        self._counts = seen.counts
         if id(module) not in self._names:
             lists = [path for path, each in module.named_modules() if type(each).__name__ == "ParametrizationList"]
             lists = [] if lists and self._program.may_be_compiled(module) else lists
@@ -327,14 +333,13 @@ class RepeatedWeights(Inspection):
 
     def begun(self, of_call: SeenCall) -> SeenCall:
         """Expect calls on this thread."""
-        self._thread, self._counts = get_ident(), of_call.counts
+        self._thread = get_ident()
         return of_call
 
     def ends(self, of_call: SeenCall, module: Any, spent_ns: int) -> None:
         """Add the call."""
         self.is_explored()
         self._all_ns[0] += spent_ns
-        self._steps.add(of_call.counts.steps)
 
     def backward_begins(self) -> None:
         """Handle the begin of a backward pass."""
@@ -342,9 +347,7 @@ class RepeatedWeights(Inspection):
 
     def backward_ends(self) -> None:
         """Add a backward pass whose forward pass was seen."""
-        if self._pass_began_ns and self._counts.steps in self._steps:
-            self._all_ns[1] += perf_counter_ns() - self._pass_began_ns
-        self._pass_began_ns = 0
+        self._all_ns[1] += perf_counter_ns() - self._pass_began_ns
 
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
         if get_ident() == self._thread and id(module) in self._weights:
@@ -374,10 +377,10 @@ class RepeatedWeights(Inspection):
 
     def facts(self, steps: int) -> ComputedWeights | None:
         """Return what was computed again; None for nothing."""
-        if self._uses <= len(self._once) or not all(self._all_ns):
+        if self._uses <= len(self._once) or not self._parts:
             return None
         again = 1 - len(self._once) / self._uses
-        forward, backward = (spent / whole for spent, whole in zip(self._spent_ns, self._all_ns, strict=True))
+        forward, backward = map(median, zip(*self._parts, strict=True))
         names = {name for name, _, _ in self._once}
         calls = self._uses / len(self._once)
         return ComputedWeights(min(names), len(names), calls, again * forward, again * backward, self._place)

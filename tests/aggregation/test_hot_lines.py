@@ -95,6 +95,15 @@ def test_batches_that_the_training_makes_are_divided_by_what_is_made():
     assert line.phase == "decode"
 
 
+def test_batches_that_a_library_makes_have_its_functions_beside_the_users_line():
+    inside = "datasets/arrow.py:9 get"
+    library = TRAIN._replace(making="fetch", inside=inside, loaded_by=inside)
+    own = Location("data.py", 9, "__getitem__", making="fetch", inside="pandas/frame.py:3 iloc")
+    first, second = lines_of(0.5, Counter({library: 30, own: 20}), set())
+    assert (first.place, first.caller, first.packages) == ("datasets/arrow.py:9", "train.py:30 main", {"datasets": 0.3})
+    assert (second.place, second.inside, second.packages) == ("data.py:9", "", {"pandas": 0.2})
+
+
 def test_a_wait_for_work_elsewhere_has_its_share_of_the_run_and_its_longest_line():
     run = FakeRun()
     first, second = (Location("train.py", line, "main", waits_for="a queue between processes") for line in (9, 30))

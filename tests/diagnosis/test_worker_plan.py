@@ -74,6 +74,11 @@ def calling(name: str, part: float = 0.9, of_line: float = 1.0) -> dict[str, tup
     return {"data_loading": (replace(decode, called={name: of_line * decode.share}), loop)}
 
 
+def made_by(package: str, inside: str = "", part: float = 0.9) -> dict[str, tuple[LineStats, ...]]:
+    decode, loop = lines_of_making(0.9)["data_loading"]
+    return {"data_loading": (replace(decode, inside=inside, packages={package: part * decode.share}), loop)}
+
+
 UNEVEN = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, in_order_wait_share=0.62)
 FAST = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9)
 OWN = LineStats("train.py", 40, "train", 0.4, 200)
@@ -166,6 +171,11 @@ SAYS = {
         "tensors of a type": replace(TWO_CPUS, lines=calling("torch.FloatTensor")),
         "tensors in half of it": replace(TWO_CPUS, lines=calling("torch.tensor", part=0.45)),
         "tensors in half of a line": replace(TWO_CPUS, lines=calling("torch.tensor", of_line=0.5)),
+        "a library makes batches": replace(TWO_CPUS, lines=made_by("datasets", "datasets/torch_formatter.py:8 get")),
+        "without making tensors": replace(TWO_CPUS, lines=made_by("datasets", "datasets/formatting.py:8 get")),
+        "a line that calls pandas": replace(TWO_CPUS, lines=made_by("pandas")),
+        "a line that hardly calls pandas": replace(TWO_CPUS, lines=made_by("pandas", part=0.2)),
+        "a line that calls an unknown library": replace(TWO_CPUS, lines=made_by("acme")),
         "no tensors": replace(TWO_CPUS, lines=calling("augmented.tensor2")),
     }
 }

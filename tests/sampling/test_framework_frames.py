@@ -279,6 +279,16 @@ def test_functions_hidden_from_warnings_are_no_imports() -> None:
     assert read(TRAIN, HIDDEN, starts).activity == "workers"
 
 
+def test_a_library_makes_batches_where_no_line_of_the_users_does() -> None:
+    begin = (LOADER, "_SingleProcessDataLoaderIter._next_data"), (f"{TORCH}/utils/data/_utils/fetch.py", "fetch")
+    library = tuple((f"{SITE}/datasets/{file}.py", name) for file, name in (("arrow", "Set.get"), ("table", "gather")))
+    assert read(TRAIN, *begin, *library).loaded_by == "datasets/arrow.py:2 Set.get > datasets/table.py:2 gather"
+    assert read(TRAIN, *begin).loaded_by == ""
+    own = read(TRAIN, *begin, ("/project/data.py", "Own.__getitem__"), *library)
+    assert (own.loaded_by, own.inside) == ("", "datasets/arrow.py:2 Set.get > datasets/table.py:2 gather")
+    assert read(TRAIN, *library).loaded_by == ""
+
+
 ACTIVITIES = [
     ([IMPORT, (f"{SITE}/pandas/__init__.py", "<module>")], "imports"),
     ([PRETRAINED, IMPORT], "imports"),

@@ -87,17 +87,19 @@ def lines_of(
     seen: Counter[Location] = Counter()
     shares: dict[Location, float] = {}
     phases: dict[Location, Counter[str]] = {}
-    waits, held, called = (dict[Location, Shares]() for _ in range(3))
+    waits, held, called, packages = (dict[Location, Shares]() for _ in range(4))
     for location, count in samples.items():
         if location is None:
             continue
         line, part = location.alone(), spent[location] * of_one
-        if line in callers:
-            line = line._replace(inside=location.inside)
+        if line in callers or location.loaded_by:
+            line = line._replace(inside=location.loaded_by or location.inside)
         seen[line] += count
         shares[line] = shares.get(line, 0.0) + part
         phases.setdefault(line, Counter())[location.making or location.phase] += count
-        for parts, name in ((waits, location.waits_in), (held, location.held_by), (called, location.called)):
+        package = location.inside.partition("/")[0] if location.making else ""
+        names = location.waits_in, location.held_by, location.called, package
+        for parts, name in zip((waits, held, called, packages), names, strict=True):
             if name:
                 of_line = parts.setdefault(line, {})
                 of_line[name] = of_line.get(name, 0.0) + part
@@ -112,6 +114,7 @@ def lines_of(
             phase=next((phase for phase, n in phases[line].items() if n > 0.5 * seen[line]), ""),
             held_by=_sorted(held.get(line, {})),
             called=_sorted(called.get(line, {})),
+            packages=_sorted(packages.get(line, {})),
         )
         for line, its_share in sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     )

@@ -190,7 +190,8 @@ def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     if row_of(finding).is_of_workers and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
     named = [place for place in places_named(places, whole) if place.share >= NAMED_FROM * whole]
-    texts = [f"{place.place} {place.what} ({of_it(place, whole)})" for place in named]
+    called = [f", called at {place.caller}" if place.caller else "" for place in named]
+    texts = [f"{place.place} {place.what} ({of_it(place, whole)}{by})" for place, by in zip(named, called, strict=True)]
     if not texts:
         return finding
     evidence = {**finding.evidence, "lines": ", ".join(texts)}

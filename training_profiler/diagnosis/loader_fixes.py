@@ -1,6 +1,8 @@
 """Fixes for waiting for data, from the arguments that the loader has now and the CPUs that are free."""
 
+from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Final
 
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
@@ -47,6 +49,32 @@ WHOLE_BATCHES: Final = Fix(
     (Change.BATCHED,),
     (Action("DataLoader(..., batch_size=None, sampler=BatchSampler(...))", (Change.BATCHED,)),),
 )
+# What libraries have for batches that they make slowly: a file that has to be at work, the part of their time that it
+# saves, as measured, and what to type.
+REMEDIES: Final = {
+    "datasets": (
+        "torch_formatter",
+        0.2,
+        Action('dataset.with_format("numpy"): the loader makes the tensors', (Change.CHEAPER_LINES,)),
+    ),
+    "pandas": (
+        "",
+        0.8,
+        Action("make tensors of the columns once: torch.tensor(frame.to_numpy())", (Change.AHEAD_OF_TIME,)),
+    ),
+    "torchvision": (
+        "",
+        0.25,
+        Action("transform whole batches (v2 takes [N, C, H, W]), after the loader", (Change.LESS_PREPROCESSING,)),
+    ),
+    "webdataset": (
+        "",
+        0.25,
+        Action("batch in the pipeline: .batched(n), with batch_size=None", (Change.LESS_PREPROCESSING,)),
+    ),
+}
+READS_FILE: Final = "read_"  # of pandas, as in read_csv: it may not all fit into memory
+REMEDY_FROM: Final = 0.25  # of the waiting
 MANY_COPIES: Final = 8  # a step; the batch of a language model has up to six tensors
 REMADE: Final = Fix(
     "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
@@ -176,6 +204,8 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         if wanted is None:
             yield _do_less(_hottest_of_making(snapshot))
         return
+    if not now and (remedy := _remedy(snapshot)) is not None:
+        yield remedy._replace(part=min(1.0, remedy.part / whole))
     in_workers = () if loader.workers is None else loader.workers.lines
     if plan.lock is not None and wanted is None:
         yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
@@ -244,6 +274,22 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
 def _line_of_making(snapshot: Snapshot) -> LineStats | None:
     lines = snapshot.lines_of_steps(DATA_LOADING)
     return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
+
+
+def _remedy(snapshot: Snapshot) -> Action | None:
+    """Return what the library that makes the batches has for them, and the part of the waiting that it saves."""
+    lines, shares = snapshot.lines_of_steps(DATA_LOADING), Counter[str]()
+    for line in lines:
+        if not any(READS_FILE in name for name in line.called):
+            shares.update(line.packages)
+    package, _ = max(shares.items(), key=itemgetter(1), default=("", 0.0))
+    if package not in REMEDIES or not _has_lines_of_making(snapshot):
+        return None
+    file, saved, action = REMEDIES[package]
+    section = snapshot.sections[DATA_LOADING]
+    part = min(1.0, shares[package] / section.share) if section.share else 0.0
+    is_meant = part >= REMEDY_FROM and any(file in line.inside for line in lines)
+    return action._replace(part=saved * part) if is_meant else None
 
 
 def _has_lines_of_making(snapshot: Snapshot) -> bool:

@@ -110,6 +110,8 @@ class LineStats:
     held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
     # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share.
     called: Mapping[str, float] = field(default_factory=dict, compare=False)
+    # Of a line that makes a batch: the parts of ``share`` in which it was calling a library: "pandas" -> share.
+    packages: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
@@ -215,5 +217,6 @@ def _added(hotter: LineStats, line: LineStats) -> LineStats:
         waiting_share=hotter.waiting_share + line.waiting_share,
         waits_in=hotter.waits_in or line.waits_in,
         called=_sum(hotter.called, line.called),
+        packages=_sum(hotter.packages, line.packages),
         parts=hotter.parts + _part(line),
     )

@@ -21,6 +21,7 @@ class Location(NamedTuple):
     called: str = ""  # the function that the line was calling: "copy.deepcopy", ".item", PYTHON; "" if unknown
     making: str = ""  # the part of a batch that the training makes itself: "decode"
     waits_for: str = ""  # work elsewhere that is not sampled: "a queue between processes"
+    loaded_by: str = ""  # frames of a library that makes the batch where no line of the user's does, as of ``inside``
 
     def alone(self) -> "Location":
         """Return the line without what happened in it."""

@@ -282,6 +282,7 @@ class StackReader:
             called,
             self._batches.phase_of(place.making[:-1], place.making[-1]) if place.making else "",
             place.waits_for,
+            self._loaded_by(place),
         )
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             location = location.alone()
@@ -334,6 +335,14 @@ class StackReader:
             frames.append(place.inner)
         texts = [self._text(frame) for frame in dict.fromkeys(frames) if frame is not None]
         return BETWEEN.join([*texts[:1], phase, *texts[1:]] if phase else texts)
+
+    def _loaded_by(self, place: Place) -> str:
+        """Return the first and last frame of a library that makes a batch; "" if a line of the user's does."""
+        made = place.making
+        if not made or any(code is place.users[0] for code, _ in made):
+            return ""
+        frames = [frame for frame in made if self._user_code.shown_library(frame[0].co_filename) is not None]
+        return BETWEEN.join(self._text(frame) for frame in dict.fromkeys((*frames[-1:], *frames[:1])))
 
     def _text(self, frame: Instruction) -> str:
         line, function = self._line_at(*frame)

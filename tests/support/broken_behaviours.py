@@ -55,8 +55,8 @@ aggregation/span_matching.py | aggregation/test_run_stats.py
 - if 2 * len(rows) == len(codes):
 + if 2 * len(rows) <= len(codes):
 aggregation/lines.py | aggregation/test_hot_lines.py
-- if count >= SAMPLES_NEEDED:
-+ if count > 0:
+- for phase, count in seen.items() if count >= 10]
++ for phase, count in seen.items() if count > 0]
 aggregation/totals.py | aggregation/test_gradient_sync.py
 - if not synced.is_on_host:
 + if synced.is_on_host:
@@ -67,8 +67,8 @@ statistics/trend.py | aggregation/test_change_point.py
 - return 0 < CLEAR_CUT * usual < step
 + return 0 < usual < step
 sampling/host.py | sampling/test_host.py
-- return limit if limit is not None and limit < NO_LIMIT else None
-+ return limit
+- if limit is not None and limit < NO_LIMIT]
++ if limit is not None]
 sampling/host.py | sampling/test_host.py
 - return None if used is None else max(0, used - inactive)
 + return used

@@ -1,7 +1,7 @@
 """Two traces of the same training side by side: time per step before and after, and the noise band."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints, Numbers, numbered
-from training_profiler.trace_analysis.events import PARTS, TracedEvents
+from training_profiler.trace_analysis.events import StepParts, TracedEvents
 from training_profiler.trace_analysis.host_activity import step_of_each
 from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.trace import Trace
@@ -227,7 +227,8 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
         raise TraceError(f"the {what}: only {alike:.0%} of the calls of operators are in both ({names})")
     parts = {unit: "wall_ns"}
     if before.has_gpu and after.has_gpu:
-        parts |= {part.removesuffix("_ns").replace("_", " "): part for part in PARTS}
+        of_step = (part.name for part in fields(StepParts) if part.name not in ("name", "begin_ns", "end_ns"))
+        parts |= {part.removesuffix("_ns").replace("_", " "): part for part in of_step}
     sides = [(analysis, _repetitions(analysis, unit)) for analysis in (before, after)]
     rows = [
         _difference(name, *([getattr(step, part) / times for step in trace.scope.parts] for trace, times in sides))

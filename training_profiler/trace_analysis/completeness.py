@@ -1,6 +1,6 @@
 """Recognises device work that is not recorded, and traces whose times cannot be right."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -205,17 +205,22 @@ def _before_launch(events: TracedEvents) -> str:
     )
 
 
-def skew_of(events: TracedEvents) -> int:
-    """Return by how much the clock of the devices is behind the host's throughout the trace, in ns; 0 if it is not.
+def without_skew(events: TracedEvents) -> Columns:
+    """Return the columns with the times of devices corrected if their clock is behind the host's throughout.
 
     Work begins a few microseconds after the begin of its launch, unless the device is busy.
     """
-    if not _before_launch(events):
-        return 0
-    early_ns = _early_ns(events)
+    early_ns = _early_ns(events) if _before_launch(events) else np.zeros(1, np.int64)
     most_ns = int(early_ns.max())
     agree = [2 * part.max(initial=0) > most_ns for part in np.array_split(early_ns, SKEW_PARTS)]
-    return most_ns + LAUNCH_NS if 2 * sum(agree) > SKEW_PARTS else 0
+    if 2 * sum(agree) <= SKEW_PARTS:
+        return events.columns
+    skew_ns = most_ns + LAUNCH_NS
+    note = (
+        f"the clock of devices is {skew_ns / NS_PER_MS:.3f} ms behind the host's, which is corrected; idle times of no "
+        "more than that have no known cause"
+    )
+    return replace(events.columns.without_skew(skew_ns), notes=(*events.columns.notes, note))
 
 
 def not_recorded(unseen_ns: int) -> str:

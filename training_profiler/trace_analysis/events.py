@@ -41,9 +41,6 @@ class Device:
     busy: Intervals
 
 
-PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
-
-
 @dataclass(frozen=True, slots=True)
 class StepParts:
     """One step on the device: four parts that add up to its window."""

@@ -12,7 +12,7 @@ from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, by
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
 from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
-from training_profiler.trace_analysis.events import PARTS, StepParts
+from training_profiler.trace_analysis.events import StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.operators import SORT_KEYS, Kernels, Operator, Rate, sorted_by
@@ -31,6 +31,7 @@ SCHEMA: Final = 2  # of `--json`; 1 had no such key, and called a saving worth_m
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
+PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
 OF_DEVICE: Final = (  # unknown without recorded device work
     "compute_union_ms",
     "comm_union_ms",

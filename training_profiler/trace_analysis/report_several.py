@@ -21,9 +21,9 @@ from training_profiler.trace_analysis.compare import (
     TraceComparison,
     TraceDifference,
 )
-from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
 from training_profiler.trace_analysis.report_figures import (
+    PARTS,
     data_of,
     finding_lines,
     gpu_name,

@@ -10,10 +10,10 @@ from training_profiler.diagnosis.finding import check_lines
 from training_profiler.trace_analysis import report_work as work
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path import Link, Path, critical_path, outcomes
-from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.memory_snapshot import Held, MemoryPeak, SnapshotOfDevice
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report_figures import (
+    PARTS,
     amount,
     finding_lines,
     gap_causes,

@@ -8,11 +8,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from training_profiler.base.units import NS_PER_MS
 from training_profiler.trace_analysis import communication, host_activity
 from training_profiler.trace_analysis.code_places import CodePlaces
 from training_profiler.trace_analysis.columns import Bools, Columns
-from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, skew_of, unseen_work
+from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, unseen_work, without_skew
 from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
 from training_profiler.trace_analysis.events import (
     DeviceMemory,
@@ -53,9 +52,6 @@ class Trace(TracedEvents):
         self.rank = columns.rank
         self.world_size = columns.world_size
         self.notes = columns.notes  # what of the file could not be read, or had to be corrected
-        if columns.skew_ns:
-            early = f"the clock of devices is {columns.skew_ns / NS_PER_MS:.3f} ms behind the host's"
-            self.notes += (f"{early}, which is corrected; idle times of no more than that have no known cause",)
         self.compute_capability = columns.compute_capability  # 80 for 8.0; None if unknown or not NVIDIA
 
     _reads = _of(host_activity.device_reads)
@@ -389,5 +385,5 @@ def analyse_ranks(path: Path) -> list[Trace]:
 
 def _analysed(columns: Columns, path: Path) -> Trace:
     trace = Trace(columns, path)
-    skew_ns = skew_of(trace)
-    return Trace(columns.without_skew(skew_ns), path) if skew_ns else trace
+    corrected = without_skew(trace)
+    return trace if corrected is columns else Trace(corrected, path)

@@ -57,7 +57,7 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.resources import energy_text, loader_lines, machine_lines
-from training_profiler.reports.sections import distribution, in_tree_order, largest_sections, lines_under, status_text
+from training_profiler.reports.sections import distribution, in_tree_order, largest_shares, lines_under, status_text
 from training_profiler.reports.verdict import checklist, checklist_lines, insight_lines, saving_text, verdict
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, sparkline, watch_lines
 
@@ -86,6 +86,10 @@ def run_with(run: Snapshot, **changes: Any) -> Snapshot:
 def part(text: str, title: str) -> str:
     """Return the lines below that with ``title``, up to an empty one."""
     return text.split(title, 1)[1].split("\n", 1)[1].split("\n\n")[0]
+
+
+def largest_of(run: Snapshot) -> str:
+    return largest_shares({name: section.share for name, section in run.sections.items()})
 
 
 def with_words(text: str, *words: str) -> list[str]:
@@ -328,9 +332,9 @@ def reports() -> dict[str, Any]:
         "epoch": render_epoch(replace(epoch, samples=1024), ["Data generation bottleneck: 65.0%"]),
         "epoch without batches": render_epoch(replace(epoch, batches=None, avg_batch_s=None)),
         "epoch without time": render_epoch(replace(epoch, wall_s=0.0, avg_batch_s=0.0)),
-        "status": [status_text(1240, 18.42, largest_sections(gpu_run()), width) for width in (80, 75, 60)]
+        "status": [status_text(1240, 18.42, largest_of(gpu_run()), width) for width in (80, 75, 60)]
         + [status_text(1240, None, "x" * 100, 60), status_text(3, None, "", 80)],
-        "names in the status are whole where there is room": largest_sections(
+        "names in the status are whole where there is room": largest_of(
             snapshot_of({"validation_epoch/forward_pass": 0.7, "gradient_accumulation_sync": 0.2})
         ),
     }

@@ -212,19 +212,8 @@ UNSEEN_FROM: Final = 0.01  # of the run
 LIKE_TIMED: Final = 0.05  # of the workers' time
 SEEN_FROM: Final = 30  # batches; the workers of a shorter run may not have been seen yet
 # Of each column, to grep and in the table.
-_NAMES: Final = (
-    "loader",
-    "batches",
-    "samples",
-    "data",
-    "forward",
-    "backward",
-    "optimizer",
-    "between",
-    "share",
-    "asked",
-)
-_HEADERS: Final = (*_NAMES[:3], "data\n(ms)", "fwd\n(ms)", "bwd\n(ms)", "opt\n(ms)", "between\n(ms)", *_NAMES[8:])
+NAMES: Final = ("loader", "batches", "samples", "data", "forward", "backward", "optimizer", "between", "share", "asked")
+_HEADERS: Final = (*NAMES[:3], "data\n(ms)", "fwd\n(ms)", "bwd\n(ms)", "opt\n(ms)", "between\n(ms)", *NAMES[8:])
 
 
 def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
@@ -235,10 +224,10 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     if len([loader for loader in loaders if loader.phase == TRAIN]) < 2:
         return [*(line for loader in loaders for line in layout.wrap(_sentence(loader))), *in_workers]
     cells = [_cells(loader) for loader in loaders]
-    kept = [column for column in range(len(_NAMES)) if column < 2 or any(row[column] for row in cells)]
+    kept = [column for column in range(len(NAMES)) if column < 2 or any(row[column] for row in cells)]
     rows = [tuple(row[column] for column in kept) for row in cells]
     if layout.is_lines:
-        names = [_NAMES[column] for column in kept[1:]]
+        names = [NAMES[column] for column in kept[1:]]
         lines = [
             f"loader {row[0]}: "
             + ", ".join(f"{name}={cell}" for name, cell in zip(names, row[1:], strict=True) if cell)

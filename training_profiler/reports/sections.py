@@ -246,13 +246,8 @@ def status_text(steps: int, steps_per_s: float | None, detail: str, width: int) 
     return line if len(line) < width else shortened(line, width - 1)
 
 
-def largest_sections(snapshot: Snapshot) -> str:
-    """Return the sections that took most of an interval: ``forward_pass 41%, data_loading 30%``."""
-    return largest_shares({name: section.share for name, section in snapshot.sections.items() if section.share})
-
-
 def largest_shares(shares: Mapping[str, float]) -> str:
-    """Return the largest parts of an interval by section, as ``largest_sections`` does."""
+    """Return the largest parts of an interval by section: ``forward_pass 41%, data_loading 30%``."""
     shown = [(share, name) for name, share in shares.items() if share >= LEAST_SHARE and name != PROFILER]
     largest = sorted(shown, reverse=True)[:MOST_SECTIONS]
     return ", ".join(f"{shortened(table_label(name, shares), NAME_WIDTH)} {share:.0%}" for share, name in largest)

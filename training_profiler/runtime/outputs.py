@@ -23,7 +23,7 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.reports.sections import largest_sections
+from training_profiler.reports.sections import largest_shares
 from training_profiler.runtime.terminal import OutputThread, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.safety.files import is_in_place, replaced_file
@@ -269,7 +269,7 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""
-        self._terminal.set_status(largest_sections(snapshot))
+        self._terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
         if not self._terminal.status.is_active and not self._settings.is_quiet and self._is_due():
             self._terminal.print(render_periodic(snapshot, diagnose(snapshot), self._layout()))
         self.interval_row(snapshot)

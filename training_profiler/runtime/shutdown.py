@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
 from multiprocessing.util import Finalize
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Final
 
@@ -198,10 +199,8 @@ def end_training() -> None:
 
 def _is_in_lightning() -> bool:
     """Return whether Lightning's Trainer would turn an interrupt into status 1, and kill the ranks that it started."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_name, "exit" in frame.f_code.co_names) != INTERRUPT_OF_LIGHTNING:
-        frame = frame.f_back
-    return frame is not None
+    codes = (frame.f_code for frame, _ in walk_stack(None))
+    return any((code.co_name, "exit" in code.co_names) == INTERRUPT_OF_LIGHTNING for code in codes)
 
 
 def _leave_quietly(others: Callable[[Any], Any], ended: Any) -> None:

@@ -81,12 +81,7 @@ def read_series(folder: Path, attempt: int | None = None, known: "RankReader | N
         RunFolderError: there was no such attempt.
     """
     journals = select_attempt(folder, find_journals(folder), attempt).of_attempt
-    path = None if known is None else known.path
-    read = (
-        known.series() if known and journal.path == path else _read(journal)
-        for journal in journals
-        if not journal.problem
-    )
+    read = (_read(journal, known) for journal in journals if not journal.problem)
     return tuple(sorted((series for series in read if series is not None), key=lambda series: series.rank))
 
 
@@ -95,7 +90,9 @@ def read_digests(folder: Path) -> dict[str, str]:
     return next((dict(series.sources) for series in read_series(folder) if series.rank == 0), {})
 
 
-def _read(journal: JournalFile) -> RankSeries | None:
+def _read(journal: JournalFile, known: "RankReader | None") -> RankSeries | None:
+    if known is not None and journal.path == known.path:
+        return known.series()
     reader = RankReader()
     replay = reader.begin(journal)
     try:

@@ -109,7 +109,7 @@ def nonzero(accumulator: Accumulator, column: str) -> dict[str, int]:
 def figures_of(accumulator: Accumulator) -> dict[str, object]:
     """Return all sums in whole ns, by name."""
     names, sums = accumulator._names.names, accumulator.totals.sections
-    columns = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns")
+    columns = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns", "after_ns")
     bins = {names[id]: row.nonzero()[0].tolist() for id, row in enumerate(sums.bins) if row.any()}
     return {
         **{column: nonzero(accumulator, column) for column in columns},
@@ -131,6 +131,7 @@ def assert_same(accumulator: Accumulator, found: Reading) -> None:
     assert nonzero(accumulator, "self_ns") == {name: ns for name, ns in found.self_ns.items() if ns}
     assert nonzero(accumulator, "elsewhere_ns") == {name: ns for name, ns in found.elsewhere_ns.items() if ns}
     assert nonzero(accumulator, "step_self_ns") == {name: ns for name, ns in found.step_self_ns.items() if ns}
+    assert nonzero(accumulator, "after_ns") == {name: ns for name, ns in found.after_ns.items() if ns}
     assert accumulator.step_ns == found.step_ns
     assert accumulator.totals.dropped == found.dropped
     assert accumulator.totals.first_fetch_ns == first_fetch_ns(found)

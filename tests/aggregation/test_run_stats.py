@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
-from training_profiler.model.snapshot import Throughput
+from training_profiler.model.snapshot import OUTSIDE_STEPS, Health, Throughput
 from training_profiler.recording.event_codes import time_only
 from training_profiler.reports.console import startup_lines
 
@@ -146,6 +146,48 @@ def test_building_the_model_is_outside_steps(run):
     assert snapshot.step.total_s == 2.0
     assert snapshot.sections["build_model"].step_self_s == 0.0
     assert snapshot.step.before_s == 10.0
+
+
+STEP, REST, VALIDATED = ("step", 1.0), ("rest", 1.0), ("validation_epoch", 1.0)
+EPOCH, BEGIN, END = [STEP, STEP, VALIDATED], ("begin", 0.0), ("end", 0.0)
+VALIDATION, EXPORT = "validation_epoch", ("export", 2.0)
+
+
+def play(run: FakeRun, *events: tuple[str, float]) -> None:
+    for name, seconds in events:
+        others = {"begin": lambda: run.begin_epoch(1), "end": run.end_epoch, "rest": lambda: run.clock.advance(1.0)}
+        others["step"] = lambda: run.step(data_loading=0.5, forward_pass=0.5)
+        others.get(name, lambda name=name, seconds=seconds: run.spend(name, seconds))()
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize(
+    ("program", "after"),
+    [
+        ([*EPOCH, *EPOCH, STEP, (VALIDATION, 1.5)], {}),  # the last validation is longer
+        ([*EPOCH, *EPOCH, (VALIDATION, 3.0)], {VALIDATION: 3.0}),  # and a test
+        ([*EPOCH, *EPOCH, STEP, (VALIDATION, 4.0)], {VALIDATION: 3.0}),  # the test is the same pass
+        ([(VALIDATION, 0.01), REST, *EPOCH], {VALIDATION: 0.99}),  # one epoch, and a check before any step
+        ([STEP, EXPORT, REST], {"export": 2.0, OUTSIDE_STEPS: 1.0}),
+        ([BEGIN, *EPOCH, REST, END, REST], {OUTSIDE_STEPS: 1.0}),  # the program marks what is its epoch
+        ([STEP, ("data_loading", 3.0)], {"data_loading": 3.0}),  # a step that was interrupted
+        ([*EPOCH, *EPOCH, REST, *EPOCH, *EPOCH], {}),  # two models
+        ([(VALIDATION, 3.0)], {}),  # without steps
+    ],
+)
+def test_the_training_ends_with_its_last_step_and_what_follows_each_epoch(run, program, after, flushes):
+    play(run, *program)
+    if flushes:
+        run.flush()
+    play(run, EXPORT)
+    snapshot = run.snapshot()
+    found = {name: each.after_s for name, each in snapshot.sections.items() if round(each.after_s, 6)}
+    expected = {**after, "export": after.get("export", 0.0) + 2.0} if snapshot.steps else {}
+    before_s = snapshot.step.before_s if snapshot.step else 0.0
+    assert found == pytest.approx(expected)
+    assert snapshot.training_s == pytest.approx(snapshot.wall_s - before_s - sum(expected.values()))
+    assert sum(each.training_s for each in snapshot.sections.values()) == pytest.approx(snapshot.training_s, abs=0.02)
+    assert run.sums.snapshot(Health(), of_interval=True).after_training_s == 0.0
 
 
 def test_work_after_the_last_step_of_an_epoch_is_outside_steps(run):

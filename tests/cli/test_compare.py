@@ -60,7 +60,8 @@ def test_the_newest_two_are_compared_by_default(runs, capsys):
     headline = (
         "SLOWER: a step takes 20.0% longer (96% interval +14.1% to +26.3%); forward_pass:\n20.0 ms more a step, shown"
     )
-    assert f"\n\n{headline}\nCarried by forward_pass: +20.0 ms a step\n" in out
+    step = "100 -> 120 ms: 20% of the training time (1.20 s of the run before) more"
+    assert f"\n\n{headline}\n{step}\nCarried by forward_pass: +20.0 ms a step\n" in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
 

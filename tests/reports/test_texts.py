@@ -57,7 +57,13 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.resources import energy_text, loader_lines, machine_lines
-from training_profiler.reports.sections import distribution, in_tree_order, largest_shares, lines_under, status_text
+from training_profiler.reports.sections import (
+    in_tree_order,
+    largest_shares,
+    lines_under,
+    status_text,
+    training_rows,
+)
 from training_profiler.reports.verdict import checklist, checklist_lines, insight_lines, saving_text, verdict
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, sparkline, watch_lines
 
@@ -96,6 +102,8 @@ def with_words(text: str, *words: str) -> list[str]:
     return [line for line in text.splitlines() if any(word in line for word in words)]
 
 
+START = {"step": {"before_s": 1.3}, "sections": {"(outside steps)": {"before_s": 0.6}}}
+TAIL = {"(outside steps)": {"before_s": 0.2, "after_s": 0.35}, "validation_epoch": {"after_s": 0.5}}
 EPOCH = EpochStats(1, 5.0, 50, 50, None, None, {}, None, None)
 CHANGES = [
     finding(message="41.0% of step time is spent waiting for the next batch (data_loading: 41 ms)", saving_s=4.1),
@@ -195,7 +203,10 @@ def first_screens() -> dict[str, Any]:
             run_with(even, sections={"forward_pass": {"step_self_s": 45.0}})
         ),
         "in 40 columns": screen(gpu_run(), CHANGES, width=40),
-        "the start-up stands apart": screen(run_with(gpu_run(), step={"before_s": 1.3}), CHANGES),
+        "the start-up stands apart": screen(run_with(gpu_run(), **START), CHANGES),
+        "what follows the training stands apart": render_final(
+            run_with(gpu_run(), step={"before_s": 0.2}, sections=TAIL), CHANGES, is_full=True
+        ),
         "two actions have savings of their own": screen(gpu_run(), [two]),
         "a busy machine that costs less is one line": screen(gpu_run(), [CHANGES[0], busy]),
         "and is the verdict where it costs more": screen(gpu_run(), [busy, CHANGES[0]]),
@@ -402,16 +413,14 @@ def source_lines() -> dict[str, Any]:
             {"a": 0.46149, "b": 0.26999, "other": 0.26852}, LINES, a=(line(1, "main", 0.46149),)
         ),
         "waiting for data is divided as the work of the workers": lines_under(
-            workers, workers.sections["data_loading"], 75.0, workers.wall_s
+            workers, workers.sections["data_loading"], 75.0
         ),
-        "but not where the training makes some batches": lines_under(
-            own, own.sections["data_loading"], 75.0, own.wall_s
-        ),
+        "but not where the training makes some batches": lines_under(own, own.sections["data_loading"], 75.0),
         "the largest section comes first, then those nested in it": [
             f"{depth} {section.name}" for depth, section in in_tree_order(sections)
         ],
         "the rest completes the distribution": [
-            f"{section.name} {share}" for _, section, share in distribution(snapshot_of({"a": 0.25, "b": 0.5}))
+            f"{row.section.name} {row.percent}" for row in training_rows(snapshot_of({"a": 0.25, "b": 0.5}))
         ],
         "data has lines, hottest first": as_data(run_of({"other": 1.0}, {"other": of_other}), [])["lines"],
         "data has at most ten lines": [

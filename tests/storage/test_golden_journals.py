@@ -236,11 +236,9 @@ def test_kept_files_are_read_to_the_same_values():
     assert without_new_keys(rounded(read_values(HERE)), kept) == kept
 
 
-def test_journals_without_series_of_sections_are_read_to_the_same_report():
-    reports = [
-        dataclasses.replace(read_run(folder), run_folder=None)
-        for folder in (HERE.with_name("journals_without_series"), HERE)
-    ]
+@pytest.mark.parametrize("earlier", ["journals_without_series", "journals_without_end"])
+def test_journals_of_earlier_versions_are_read_to_the_same_report(earlier):
+    reports = [dataclasses.replace(read_run(folder), run_folder=None) for folder in (HERE.with_name(earlier), HERE)]
     assert reports[0] == reports[1]
 
 

@@ -1,6 +1,7 @@
 """What a journal has over time reads back: steps, blocks of sections, epochs, the machine and line samples."""
 
 import json
+from collections import Counter
 
 import msgspec
 import pytest
@@ -9,7 +10,9 @@ from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.location import NOT_SAMPLED, Location
-from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
+from training_profiler.model.snapshot import BEFORE_TRAINING, OTHER, OUTSIDE_STEPS
+from training_profiler.reports.exports import stacks_of
+from training_profiler.reports.sections import table_label, training_rows
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import SeriesReader, read_series
@@ -60,6 +63,25 @@ def test_lines_have_the_time_of_their_section_and_one_without_samples_keeps_its_
     found = {name: {line.line: ns / S for line, ns in lines.items()} for name, lines in series.lines_ns.items()}
     unsampled = {"validation_epoch": {NOT_SAMPLED.line: 2.0}}
     assert found == {"forward_pass": {7: 10.0}, OTHER: {9: 2.0}, OUTSIDE_STEPS: {11: 0.5}, **unsampled}
+    assert series.after_parts == {OUTSIDE_STEPS: 1.0, "validation_epoch": 1.0}
+    bars = {row.section.name: row.percent for row in training_rows(read_run(tmp_path)) if row.percent}
+    assert shares_of_stacks(series) == pytest.approx(
+        {table_label(name): percent for name, percent in bars.items()}, abs=2
+    )
+    after = {stack: us for stack, us in stacks_of(series).items() if stack[0] == "after the last step"}
+    assert after == {
+        ("after the last step", "train.py:11 between"): 500_000,
+        ("after the last step", "validation_epoch"): 2_000_000,
+    }
+
+
+def shares_of_stacks(series):
+    """Return the percentages of the training time of the outermost frames."""
+    stacks = Counter()
+    for stack, us in stacks_of(series).items():
+        stacks[stack[0]] += us
+    del stacks["before the first step"], stacks["after the last step"]
+    return {name: 100 * us / stacks.total() for name, us in stacks.items()}
 
 
 @pytest.mark.parametrize("flush_s", [1, 10])
@@ -82,7 +104,9 @@ def test_time_of_lines_is_the_reports_at_any_rate_of_samples(flush_s, tmp_path):
     run.flush()
     (series,), report = read_series(tmp_path), read_run(tmp_path)
     seconds = {name: sum(lines.values()) / S for name, lines in series.lines_ns.items()}
-    assert seconds == pytest.approx({OUTSIDE_STEPS: 8, "data_loading": 8, "forward_pass": 32, OTHER: 0}, abs=0.01)
+    steps = {"data_loading": 8, "forward_pass": 32, OTHER: 0}
+    assert seconds == pytest.approx({BEFORE_TRAINING: 8, OUTSIDE_STEPS: 0, **steps}, abs=0.01)
+    assert shares_of_stacks(series) == pytest.approx({"data_loading": 20.0, "forward_pass": 80.0}, abs=2)
     shares = {line.function: ns / S / report.wall_s for line, ns in series.lines_ns["forward_pass"].items()}
     assert shares == pytest.approx({"early": 16 / 48, "late": 16 / 48}, abs=0.03)
     assert shares == pytest.approx({line.function: line.share for line in report.lines["forward_pass"]})

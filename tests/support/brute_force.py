@@ -55,6 +55,7 @@ class Reading:
     elsewhere_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     step_ns: list[int] = field(default_factory=list)
     step_self_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    after_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     dropped: int = 0
     unended: int = 0
 
@@ -129,6 +130,8 @@ class BruteForce:
         else:
             self.inside = kind == EPOCH_BEGIN
         self.unfinished.clear()
+        if kind != EPOCH_BEGIN:
+            self.found.after_ns.clear()
 
     def _end_stretch(self):
         if self.inside:
@@ -144,6 +147,8 @@ class BruteForce:
         own = self.stacks[self.training]
         name, root = (own[-1].name, own[-1].root) if own else ("", "")
         self.found.self_ns[name] += passed_ns
+        if self.steps:
+            self.found.after_ns[name] += passed_ns
         if not root:
             self.stretch[name] += passed_ns
 

@@ -73,6 +73,14 @@ COMPILE = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
         ({}, ["8 min 14 s, with", "The edit: training-profiler try --show-diff runs/20261121-142530"], []),
         ({"total_steps": None}, ["1,000 steps would take 23.1 s instead of 41.2 s"], []),
         ({"total_steps": None}, ["What the trials took is paid back after 13,933 steps."], []),
+        ({"part_in_steps": 0.5}, ["41.2 -> 23.1 ms: 22% of the training time (3 min 37 s of this run) saved.\n"], []),
+        (
+            {"part_in_steps": 1.0, "total_steps": None},
+            ["41.2 -> 23.1 ms: 44% of the training time (18.1 s of 1,000 steps) saved.\n"],
+            [],
+        ),
+        ({"rows": (COMPILE,), "together": None, "part_in_steps": 1.0}, ["instead of"], [" saved."]),
+        ({"rows": (replace(WORKERS, step_s=0.031),)}, [" 24.9 ms  -39.5%"], [" 31.0 ms"]),  # what is measured in pairs
         ({"rows": (COMPILE,), "together": None}, ["would take 8 min 28 s instead of 8 min 14 s"], []),
         (NO_GAIN, ["No change is shown to help.\n"], ["would take", "--show-diff"]),
         (UNCONFIRMED, ["gain not confirmed", "no verdict", "No change is shown to help."], []),

@@ -269,6 +269,7 @@ class Accumulator:
             self.step_ns += durations_ns.tolist()
             self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed, in_collections)
         self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
+        self._add_after(block, cuts)
         self._lines.attribute(self.totals.lines, block, row_of, complete, end_ns, self._timeline.begun_ns)
         self.totals.training_spans += len(block.spans.ids)
         self._add_step_totals(block.spans, times)
@@ -281,6 +282,20 @@ class Accumulator:
         self.loaders.attribute(self.totals.loaders, block.spans)
         self.loaders.discard_old_changes(block.still_open)
         self._send(block, cuts)
+
+    def _add_after(self, block: ThreadBlock, cuts: Cuts) -> None:
+        """Add the time since the last step ended, which is after the training unless another one ends."""
+        if not self.steps:
+            return
+        sums, spans = self.totals.sections, block.spans
+        if cuts.last_end >= 0:
+            sums.clear_after()
+            self.totals.loop_end_ns = int(cuts.ends_ns[cuts.last_end])
+        stretches = slice(int(block.pieces.searchsorted(cuts.last_end, "right")), None)
+        leaves = slice(int(spans.pieces[: spans.leaf_count].searchsorted(cuts.last_end, "right")), spans.leaf_count)
+        begun = (spans.pieces > cuts.last_end) & spans.is_counted
+        sums.add_after(block.stretches.owners[stretches], block.own_ns[stretches])
+        sums.add_after(spans.ids[leaves], spans.durations_ns[leaves], spans.ids[begun])
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""

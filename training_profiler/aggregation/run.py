@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from training_profiler.aggregation.lines import BEFORE_STEPS, making_shares, pha
 from training_profiler.aggregation.loaders import loader_stats
 from training_profiler.aggregation.step_totals import columns
 from training_profiler.aggregation.summary import (
+    divided_ns,
     epoch_stats,
     line_counts,
     line_stats,
@@ -25,6 +27,7 @@ from training_profiler.base.startup_frames import REST
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import (
+    OUTSIDE_STEPS,
     EpochStats,
     Health,
     MemoryChange,
@@ -72,6 +75,25 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
         lines = [(line, part_s * count / whole) for line, count in parts[name].most_common() if line]
         found.append(StartupPart(name, part_s, tuple(lines[:3])))
     return StartupStats(total_s, begun_ns is not None, tuple(found))
+
+
+def sections_of(
+    totals: Totals, names: Mapping[int, str], warmup_steps: int | None = None, *, is_interval: bool = False
+) -> tuple[dict[str, SectionStats], StartupStats | None]:
+    """Return the stats of sections with their parts before and after the training, and the start-up of a run."""
+    sections = section_stats(totals, names, warmup_steps, is_interval=is_interval)
+    startup = None if is_interval else startup_stats(totals, {name: each.self_s for name, each in sections.items()})
+    if totals.loop_begin_ns is None or not totals.steps.count:
+        return sections, startup
+    left_s = max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S
+    sampled = {} if startup is None else {part.name: part.seconds for part in startup.parts}
+    for name in sorted(sections, key=OUTSIDE_STEPS.__eq__):  # which has the rest of the start-up
+        section = sections[name]
+        between_s = max(0.0, section.self_s - section.step_self_s - section.after_s)
+        before_s = min(between_s, left_s, left_s if name == OUTSIDE_STEPS else sampled.get(name, 0.0))
+        sections[name] = replace(section, before_s=before_s)
+        left_s -= before_s
+    return sections, startup
 
 
 def unsampled_waits(
@@ -207,6 +229,11 @@ class RunSums:
                 move_late(sums, self._names, totals)
         self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines, totals.wall_ns)
 
+    def time_of_lines(self) -> tuple[dict[str, SectionStats], dict[str, dict[Location | None, float]]]:
+        """Return the sections of the run, and the time of each in ns, divided among its lines."""
+        sections, _ = sections_of(self.run, self._names.names)
+        return sections, divided_ns(sections, self.run, self._names.names)
+
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""
         self.interval = Totals.with_rows(self.run.end_ns, self.steps, self.run.sections.rows)
@@ -246,11 +273,10 @@ class RunSums:
     ) -> Snapshot:
         """Return the stats of the run so far, or of the interval; fields ``beside`` them are None where unknown."""
         totals = self.interval if of_interval else self.run
-        sections = section_stats(totals, self._names.names, self.warmup_steps)
+        sections, startup = sections_of(totals, self._names.names, self.warmup_steps, is_interval=of_interval)
         lines = line_counts(totals, self._names.names)
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         step = step_stats(totals, self._names.names, warmup, is_interval=of_interval)
-        self_s = {name: section.self_s for name, section in sections.items()}
         times = times_of_lines(totals, self._names.names)
         quantities = self.run.machine.memory_quantities()
         changes = (memory_change(self.run.history.memory(quantity), device) for device, quantity in quantities)
@@ -265,7 +291,7 @@ class RunSums:
             phases=phase_shares(lines, sections, times),
             batch_parts=making_shares(lines),
             unsampled_waits=unsampled_waits(lines, sections),
-            startup=None if of_interval else startup_stats(totals, self_s),
+            startup=startup,
             step=step,
             epochs=() if of_interval else tuple(self.epochs),
             machine=totals.machine.stats(has_growth=not of_interval),

@@ -1,6 +1,7 @@
 """The sums of each section: enough for every stat of a report, in one row a section."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class SectionSeries:
         self.sums_ns, self.steps, self.steps_a_block = sums_ns, steps, steps_a_block
 
 
+NONE: Final = np.empty(0, np.int64)
 NEVER = np.iinfo(np.int64).max
 ADDED = (
     "count",
@@ -51,6 +53,8 @@ ADDED = (
     "elsewhere_ns",
     "step_self_ns",
     "step_total_ns",
+    "after_ns",
+    "after_count",
     "device_ns",
     "device_count",
 )
@@ -68,14 +72,16 @@ class SectionSums:
     ``count`` and ``total_ns`` cover all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns`` and ``bins``
     leave out the spans of warm-up steps if the user has set their number. ``self_ns`` is exclusive time on the
     training thread, ``elsewhere_ns`` on other threads. ``step_self_ns`` and ``step_total_ns`` are the parts within
-    training steps. ``device_ns`` is the accelerator's time for ``device_count`` spans; it may become known after the
-    spans have ended.
+    training steps. ``after_ns`` and ``after_count`` are the parts of ``self_ns`` and ``count`` after the last of these
+    (``loop_end_ns``). ``device_ns`` is the accelerator's time for ``device_count`` spans; it may become known after
+    the spans have ended.
     """
 
     def __init__(self, rows: int = 16, bins: Ints | None = None) -> None:
         self.count, self.total_ns, self.self_ns, self.elsewhere_ns = np.zeros((4, rows), np.int64)
         self.step_self_ns, self.step_total_ns, self.device_ns, self.device_count = np.zeros((4, rows), np.int64)
-        self.measured, self.min_step, self.max_step = np.zeros((3, rows), np.int64)  # steps from 1; 0 outside of steps
+        self.after_ns, self.after_count, self.measured = np.zeros((3, rows), np.int64)
+        self.min_step, self.max_step = np.zeros((2, rows), np.int64)  # from 1; 0 outside of steps
         self.mean_ns, self.m2 = np.zeros((2, rows))  # m2: sum of squared distances from the mean, ns^2
         self.min_ns = np.full(rows, NEVER, np.int64)
         self.max_ns = np.full(rows, -1, np.int64)
@@ -113,6 +119,15 @@ class SectionSums:
         """Return several quantiles of a section's measured spans; none where they are not known."""
         first, last = bins_of(np.array([self.min_ns[id], self.max_ns[id]])).tolist()
         return quantiles_ns(self.bins[id, first : last + 1], shares, first)
+
+    def clear_after(self) -> None:
+        """A step has ended: nothing is after it yet."""
+        self.after_ns[:] = self.after_count[:] = 0
+
+    def add_after(self, ids: Ints, own_ns: Ints, begun: Ints = NONE) -> None:
+        """Add exclusive times after the last step, and the sections that have ``begun`` there."""
+        self.after_ns += sums_by(ids, own_ns, self.rows)
+        self.after_count += np.bincount(begun, minlength=self.rows)
 
     def add_spans(
         self,

@@ -53,6 +53,7 @@ class Cuts(NamedTuple):
     ends_ns: Ints
     steps: Ints  # number of the step, counted from 0; OUTSIDE for none
     not_steps: list[int]  # pieces at whose end the open step turns out not to be one
+    last_end: int  # the last piece that a step or its epoch ends with; -1 for none
 
 
 class StepTimeline:
@@ -81,10 +82,12 @@ class StepTimeline:
         if self._is_inside and are_step_ends(marks):  # one step follows another
             ends = np.append(marks.times_ns, until_ns)
             self.steps += len(marks.codes)
-            return Cuts(ends, np.arange(self.steps - len(marks.codes), self.steps + 1, dtype=np.int64), [])
+            ended = len(marks.codes)
+            return Cuts(ends, np.arange(self.steps - ended, self.steps + 1, dtype=np.int64), [], ended - 1)
         ends_ns: list[int] = []
         steps: list[int] = []
         not_steps: list[int] = []
+        last_end = -1
 
         def end_piece(end_ns: int) -> None:
             ends_ns.append(end_ns)
@@ -115,7 +118,9 @@ class StepTimeline:
                     not_steps.append(len(ends_ns) - 1)
                 self._is_inside = kind == EPOCH_BEGIN
                 self.has_begun = True
-        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps)
+            if kind == STEP_END or (kind == EPOCH_END and self.steps):
+                last_end = len(ends_ns) - 1
+        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps, last_end)
 
 
 class OutsideSections(NamedTuple):

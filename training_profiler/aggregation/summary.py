@@ -25,6 +25,7 @@ from training_profiler.base.sections import (
     DATA_LOADING,
     FORWARD_PASS,
     OUTSIDE_SECTIONS,
+    OUTSIDE_STEPS_SECTIONS,
     ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,
@@ -33,6 +34,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import NOT_SAMPLED, Location
 from training_profiler.model.snapshot import (
+    BEFORE_TRAINING,
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
@@ -95,12 +97,17 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
 
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
+LIKE_OTHERS: Final = 1.5  # the mean validation between steps: the last one may be so much longer
 
 
 def section_stats(
-    totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None, *, is_interval: bool = False
 ) -> dict[str, SectionStats]:
-    """Return the stats of each section, and of the time in no section; shares add up to 1."""
+    """Return the stats of each section, and of the time in no section; shares add up to 1.
+
+    In an interval no time is after the training, which goes on.
+    """
+    after_ns = [0] * totals.sections.rows if is_interval else _after_training_ns(totals, names)
     early_ns = totals.early_ns[: warmup_steps(totals, names, configured_warmup)].sum(axis=0)
     early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
@@ -130,6 +137,7 @@ def section_stats(
             other_threads_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
             step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
             step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
+            after_s=after_ns[id] / NS_PER_S,
             settled_total_s=int(sums.step_total_ns[id] - early_ns[id]) / NS_PER_S,
             min_step=int(sums.min_step[id]),
             max_step=int(sums.max_step[id]),
@@ -138,18 +146,38 @@ def section_stats(
             **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and configured_warmup is None),
         )
     for name, self_ns, step_ns in _uncovered(totals):  # added to a user's section of the same name if there is one
-        self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
-        if name not in stats:
-            stats[name] = SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
-        else:
-            of = stats[name]
-            stats[name] = replace(
-                of, self_s=of.self_s + self_s, share=of.share + share, step_self_s=of.step_self_s + step_s
-            )
+        self_s, step_s = self_ns / NS_PER_S, step_ns / NS_PER_S
+        of = stats.get(name) or SectionStats(name, 0, self_s, 0.0, 0.0, step_total_s=step_s)
+        stats[name] = replace(
+            of,
+            self_s=of.self_s + self_s,
+            share=of.share + self_ns / wall_ns,
+            step_self_s=of.step_self_s + step_s,
+            after_s=of.after_s + (after_ns[0] / NS_PER_S if name == OUTSIDE_STEPS else 0.0),
+        )
     if OTHER in stats:
         settled_s = int(sums.step_self_ns[0] - early_ns[0]) / NS_PER_S
         stats[OTHER] = replace(stats[OTHER], settled_total_s=stats[OTHER].settled_total_s + settled_s)
     return stats
+
+
+def _after_training_ns(totals: Totals, names: Mapping[int, str]) -> list[int]:
+    """Return the time of each section after the training, which ends with its last step or the epoch around it.
+
+    What the program also does between its steps, such as validation, belongs to the last of them as well: up to the
+    mean of those between steps, or half more. A test after the last epoch is not part of that.
+    """
+    sums = totals.sections
+    after_ns = np.minimum(sums.after_ns, sums.self_ns)
+    for outer in OUTSIDE_STEPS_SECTIONS if after_ns.any() else ():
+        ids = [id for id, name in names.items() if name.partition(WITHIN)[0] == outer and id < sums.rows]
+        last_ns, between_ns = int(after_ns[ids].sum()), int((sums.self_ns - after_ns)[ids].sum())
+        own = [id for id in ids if names[id] == outer]
+        usual_ns = between_ns / max(1, int((sums.count - sums.after_count)[own].sum()))
+        if last_ns:
+            part = 1.0 if last_ns <= LIKE_OTHERS * usual_ns else usual_ns / last_ns
+            after_ns[ids] -= np.rint(part * after_ns[ids]).astype(np.int64)
+    return list(map(int, after_ns))
 
 
 def _outer(name: str, seen: Collection[str]) -> str | None:
@@ -256,16 +284,22 @@ def divided_ns(
     """Return the exclusive time of each section in ns, divided among its lines; nothing of a run without samples.
 
     Samples alone would not do: there are more of them a second in a start-up than in steps. A section that no sample
-    fell into has its time at ``NOT_SAMPLED``.
+    fell into has its time at ``NOT_SAMPLED``. What sections have before the training stands apart.
     """
     counts, times = line_counts(totals, names), times_of_lines(totals, names)
+    seconds = {name: section.self_s - section.before_s for name, section in sections.items()}
+    if (before_s := sum(section.before_s for section in sections.values())) > 0:
+        seconds[BEFORE_TRAINING] = before_s
+        of_start = {location: count for (id, location), count in totals.lines.items() if id == BEFORE_STEPS}
+        counts[BEFORE_TRAINING] = Counter(of_start)
+        counts[OUTSIDE_STEPS] = outside_samples(totals, set(names.values())).after
     divided: dict[str, dict[Location | None, float]] = {}
-    for name, section in sections.items() if totals.lines else ():
+    for name, own_s in seconds.items() if totals.lines else ():
         lines, spent = divided.setdefault(name, {}), spent_on(counts.get(name, Counter()), times.get(name))
         spent = spent or Counter({NOT_SAMPLED: 1})
         for line, part in spent.items():
             shown = line and Location(*line[:6])  # up to its phase
-            lines[shown] = lines.get(shown, 0.0) + section.self_s * NS_PER_S * part / spent.total()
+            lines[shown] = lines.get(shown, 0.0) + own_s * NS_PER_S * part / spent.total()
     return divided
 
 

@@ -278,6 +278,9 @@ class Totals(StretchFigures, eq=False, kw_only=True):
     def add(self, later: "Totals", durations_ns: Integers, calls: Integers) -> None:
         """Add the stretch that follows this one, with the durations and the forward passes of its steps."""
         self.end_ns = later.end_ns
+        if later.loop_end_ns is not None:
+            self.loop_end_ns = later.loop_end_ns
+            self.sections.clear_after()
         self.sections.add(later.sections)
         self.input_work.add(self.steps.count, durations_ns, later.input_sizes.points)
         self.steps.add(durations_ns, later.slowed_by_capture, calls)

@@ -63,6 +63,11 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
+def of_training(share: float, seconds: float, run: str = "this run") -> str:
+    """Return a saving in the words of the verdict: "12% of the training time (5.20 s of this run)"."""
+    return f"{share:.0%} of the training time ({duration_text(seconds)} of {run})"
+
+
 def read_seconds(text: str) -> float | None:
     """Return the seconds that 90s, 10m or 1h30m stand for; None for any other text."""
     number, units = r"(\d{1,9}(?:\.\d+)?)", "|".join(sorted(UNITS_OF_TIME, key=len, reverse=True))

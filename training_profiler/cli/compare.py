@@ -159,6 +159,7 @@ def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
         differing(*((run.meta, _facts(run)) for run in (before, after))),
         _notes(before, after),
         (before.program, after.program),
+        (0.0 if before.snapshot.step is None else before.snapshot.step.total_s, before.snapshot.training_s),
     )
 
 

@@ -44,6 +44,8 @@ class SectionRecord(Struct, omit_defaults=True):
     elsewhere_ns: Count = 0
     step_self_ns: Count = 0
     step_total_ns: Count = 0
+    after_ns: Count = 0
+    after_count: Count = 0
     device_ns: Count = 0
     device_count: Count = 0
     measured: Count = 0
@@ -122,6 +124,7 @@ class StretchFigures(Struct, omit_defaults=True, eq=False):
     # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
     slowed_by_capture: list[Count] = field(default_factory=list, name="disturbed")
     loop_begin_ns: Moment | None = None  # begin of the run's first step, which may precede this stretch
+    loop_end_ns: Moment | None = None  # end of the last step that ended in this stretch, or of its marked epoch
     first_fetch_ns: Count | None = None  # the first wait for a batch, if it ended in this stretch
     batches: Count | None = None  # fetched for training; None without a known loader
     samples: Count | None = None

@@ -77,6 +77,8 @@ class RankSeries:
     parents: Mapping[str, str]  # section -> the section around most of its spans
     lines_ns: Mapping[str, Mapping[Location | None, float]]  # section -> line -> its part of the section's own time
     recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
+    # section -> the part after the training of what ``lines_ns`` has of it, 0 to 1
+    after_parts: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports
 
     @property

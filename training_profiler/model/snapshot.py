@@ -33,6 +33,8 @@ from training_profiler.model.ranks import AttemptStats as AttemptStats
 from training_profiler.model.ranks import GradientSyncStats as GradientSyncStats
 
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
+BEFORE_TRAINING: Final = "(before the first step)"  # of stacks that are not part of the training
+AFTER_TRAINING: Final = "(after the last step)"
 SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
 SHOWN_SHARE: Final = 0.005
 MOSTLY_SETTLED: Final = 0.75  # of the time of a section; then its lines are those of later steps
@@ -63,9 +65,16 @@ class SectionStats:
     other_threads_s: float = 0.0  # exclusive time on other threads; not part of the wall time
     step_self_s: float = 0.0  # the part of self_s within training steps
     step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
+    before_s: float = 0.0  # the part of self_s before the first step, by samples
+    after_s: float = 0.0  # the part of self_s after the training: its last step, and the validation that ends an epoch
     settled_total_s: float = 0.0  # the part of step_total_s in the steps after warm-up
     device_count: int = 0  # spans with known time on the accelerator
     device_total_s: float | None = None  # accelerator time of those spans; None without any
+
+    @property
+    def training_s(self) -> float:
+        """The part of ``self_s`` from the first step to the last."""
+        return max(0.0, self.self_s - self.before_s - self.after_s)
 
     @property
     def spans_in_steps(self) -> float:
@@ -329,8 +338,16 @@ class Snapshot:
 
     @property
     def training_s(self) -> float:
-        """Time from the first step on, in s, with validation and checkpoints; all of a run without steps."""
-        return self.wall_s - (0.0 if self.step is None else self.step.before_s or 0.0)
+        """Time from the first step to the last, in s, with validation and checkpoints; all of a run without steps.
+
+        Journals of earlier versions do not have the end of the last step: the time after it counts as well.
+        """
+        return self.wall_s - (0.0 if self.step is None else self.step.before_s or 0.0) - self.after_training_s
+
+    @property
+    def after_training_s(self) -> float:
+        """Time after the last step, and after the validation and checkpoints that follow each epoch, in s."""
+        return sum((section.after_s for section in self.sections.values()), 0.0)
 
     @property
     def device_count(self) -> int | None:

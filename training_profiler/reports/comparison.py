@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from training_profiler.base.text import printable_data
-from training_profiler.base.units import MS_PER_S, ms_text
+from training_profiler.base.units import MS_PER_S, ms_text, of_training, unit_of_steps
 from training_profiler.reports.layout import Layout, fitting, sentence, shortened, table
 from training_profiler.reports.sections import table_label
 from training_profiler.statistics.compare import (
@@ -40,6 +40,7 @@ class ComparedRuns:
     differing: Sequence[Differing]
     notes: Sequence[str]
     programs: tuple[str | None, str | None] = (None, None)  # script or module of each
+    before_s: tuple[float, float] = (0.0, 0.0)  # of the run before: time in steps, and training time; 0 if unknown
 
     @property
     def other_program(self) -> str:
@@ -95,14 +96,21 @@ def verdict_words(runs: ComparedRuns) -> tuple[str, list[str]]:
     change = f"{abs(step.relative):.1%} {'longer' if step.relative > 0 else 'less'}"
     work = " for the same samples" if comparison.is_by_work else ""
     headline = f"{comparison.verdict.upper()}: {which} takes {change}{work} ({interval}){of_section}"
-    carried = []
+    in_steps_s, training_s = runs.before_s
+    seconds = abs(step.relative) * in_steps_s
+    unit, number = unit_of_steps(step.before_s)
+    gain = f"{number(step.before_s)} -> {number(step.before_s * (1 + step.relative))} {unit}"
+    if training_s:
+        saved = "more" if step.relative > 0 else "saved"
+        gain += f": {of_training(seconds / training_s, seconds, 'the run before')} {saved}"
+    carried = [gain]
     for name in comparison.carriers:
         row, place, at = sections[name], runs.lines.get(name), ""
         if place is not None:
             at = f", most of it in {place.file}:{place.line} {place.function} ({signed_ms(place.seconds)})"
         carried.append(f"Carried by {table_label(name, sections)}: {signed_ms(row.seconds)} a step{at}")
-    if not carried and sections:
-        carried = ["No section alone is shown to carry it."]
+    if not comparison.carriers and sections:
+        carried.append("No section alone is shown to carry it.")
     return headline, [*carried, *two_programs]
 
 

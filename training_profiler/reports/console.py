@@ -26,9 +26,11 @@ from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.diagnosis.registry import section_of
 from training_profiler.model.snapshot import (
+    AFTER_TRAINING,
     BETWEEN,
     HOT_SHARE,
     OTHER,
+    OUTSIDE_STEPS,
     PROFILER,
     EpochStats,
     SectionStats,
@@ -37,7 +39,7 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.reports.answer import WIDEST, answer_of, first_lines, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
-from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
+from training_profiler.reports.layout import WIDTH, Layout, column_width, sentence, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
 from training_profiler.reports.resources import (
     HEADER,
@@ -55,10 +57,12 @@ from training_profiler.reports.sections import (
     MORE,
     MOST_ROWS,
     OF_EPOCHS,
+    WITHOUT_START,
     distribution,
     folded,
     in_tree_order,
     labels_of,
+    largest_shares,
     lines_under,
     percentages,
     row_label,
@@ -131,9 +135,9 @@ def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout:
 
 def _share_lines(snapshot: Snapshot) -> list[str]:
     lines = ["Time Distribution:"]
-    for _, section, share in distribution(snapshot):
+    for (_, section), share in distribution(snapshot):
         lines.append(f"{section.name}: {share:.1f}%")
-        places = lines_under(snapshot, section, share, snapshot.wall_s, says_waits=False)
+        places = lines_under(snapshot, section, share, of_run=True)
         lines += [f"{section.name}: {place} {function}: {part:.1f}%" for place, function, part in places]
     return lines if len(lines) > 1 else []
 
@@ -151,7 +155,7 @@ def share_rows(
     """
     marked = {row.section.name for row in training_rows(snapshot) if _mark(snapshot, row.section.name, changes)}
     rows = folded(training_rows(snapshot), {OTHER, *marked}, most)
-    rows = [row for row in rows if row.percent or row.section.count or row.section.name == OTHER]
+    rows = [row for row in rows if row.percent or row.section.count or (row.section.name == OTHER and row.step_s)]
     if not rows:
         return []
     width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
@@ -177,7 +181,7 @@ def share_rows(
             text.append(shortened(f"{indent}and {seconds:.3f} s on other threads, in parallel", width))
         if waiting := _waiting_text(snapshot, row.section):
             text.append(shortened(indent + waiting, width))
-        of_section = lines_under(snapshot, row.section, row.percent, snapshot.training_s) if has_lines else ()
+        of_section = lines_under(snapshot, row.section, row.percent) if has_lines else ()
         for place, function, part in of_section:
             place, function = _fitting(place, function, left + time_width - len(indent) - 2)
             shown = shortened(f"{indent}{place}  {function}", left + time_width)
@@ -238,6 +242,16 @@ def startup_lines(snapshot: Snapshot) -> list[str]:
             texts.append(text)
     of = "Before the first step" if startup.has_steps else "Without steps, the run"
     return [f"{of} ({duration_text(startup.total_s)}): {', '.join(texts)}"]
+
+
+def after_lines(snapshot: Snapshot) -> list[str]:
+    """Return what the program did after its last step, if that takes a part of the run that matters."""
+    after_s = snapshot.after_training_s
+    if after_s < max(SHOWN_FROM_S, SHOWN_SHARE * snapshot.wall_s):
+        return []
+    shares = {name: each.after_s / after_s for name, each in snapshot.sections.items() if name != OUTSIDE_STEPS}
+    parts = largest_shares(shares) or "in no section"
+    return [f"{sentence(WITHOUT_START[AFTER_TRAINING])} ({duration_text(after_s)}): {parts}"]
 
 
 SHOWN_FROM: Final = 0.01  # of step time
@@ -343,7 +357,8 @@ def title_lines(snapshot: Snapshot, program: str | None, layout: Layout) -> list
 def _beside_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return a line each on the start-up, the speed, and what is unusual: restarts, ranks, an open section."""
     speed = ", ".join(_speed(snapshot))
-    texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *attempt_lines(snapshot)]
+    texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *after_lines(snapshot)]
+    texts += attempt_lines(snapshot)
     if snapshot.open_sections:
         texts.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
     folder = [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []  # a path is not broken
@@ -423,6 +438,7 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     before = [
         *_wall_lines(snapshot),
         *startup_lines(snapshot),
+        *after_lines(snapshot),
         *_step_lines(snapshot),
         *_phase_lines(snapshot),
         *device_lines(snapshot),
@@ -448,13 +464,16 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
     if step is None:
         return [line]
     in_steps_s = min(step.total_s, snapshot.wall_s)
-    rest_s, rest, parts = snapshot.wall_s - in_steps_s, "outside steps", []
+    after_s = snapshot.after_training_s
+    rest_s, rest, parts = snapshot.wall_s - in_steps_s - after_s, "outside steps", []
     if step.before_s is not None and step.before_s <= rest_s:
         parts.append(f"startup {duration_text(step.before_s)}")
         rest_s, rest = rest_s - step.before_s, "between steps"
     parts.append(f"{counted(step.count, 'step')} {duration_text(in_steps_s)}")
     if rest_s >= _SHOWN_FROM_S:
         parts.append(f"{rest} {duration_text(rest_s)}")
+    if after_s >= _SHOWN_FROM_S:
+        parts.append(f"{WITHOUT_START[AFTER_TRAINING]} {duration_text(after_s)}")
     return [f"{line}: {', '.join(parts)}"]
 
 

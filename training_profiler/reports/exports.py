@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
 from training_profiler.model.series import RankSeries, Stretch
-from training_profiler.model.snapshot import BETWEEN, WorkerStats
-from training_profiler.reports.sections import table_label
+from training_profiler.model.snapshot import AFTER_TRAINING, BETWEEN, OUTSIDE_STEPS, WorkerStats
+from training_profiler.reports.sections import WITHOUT_START, table_label
 
 NOT_YOURS: Final = "(no line of your code)"
 MOST_DEPTH: Final = 20  # sections in each other
@@ -22,21 +22,28 @@ Stack = tuple[str, ...]
 
 
 def stacks_of(series: RankSeries) -> Counter[Stack]:
-    """Return the time of each stack in us, outermost first: sections, the line of the user's code, what it called."""
+    """Return the time of each stack in us, outermost first: sections, the line of the user's code, what it called.
+
+    What lies before or after the training is inside a frame that says so.
+    """
     stacks: Counter[Stack] = Counter()
     for name, lines in series.lines_ns.items():
         chain = [name]  # a section and those around it; circles are only in damaged journals
         while (parent := series.parents.get(chain[-1])) and parent not in chain and len(chain) < MOST_DEPTH:
             chain.append(parent)
-        sections = [table_label(each, series.lines_ns) for each in reversed(chain)]
+        sections = [table_label(each, series.lines_ns, WITHOUT_START) for each in reversed(chain)]
         for line, ns in lines.items():
             frames = [NOT_YOURS] if line is None else []
             if line is not None and line.file:
                 frames = [f"{line.file}:{line.line} {line.function}", *_inside(line.inside)]
                 frames += [line.phase] if line.phase and line.phase not in line.inside else []
                 frames += [f"{line.waits_in}() waits for the device"] if line.waits_in else []
-            if us := round(ns / NS_PER_US):
+            after_us = round(ns * series.after_parts.get(name, 0.0) / NS_PER_US)
+            if us := round(ns / NS_PER_US) - after_us:
                 stacks[(*sections, *frames)] += us
+            if after_us:
+                inside = [] if name == OUTSIDE_STEPS else sections
+                stacks[(WITHOUT_START[AFTER_TRAINING], *inside, *frames)] += after_us
     return stacks
 
 

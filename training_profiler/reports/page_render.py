@@ -12,13 +12,13 @@ from training_profiler.base.units import MS_PER_S, US_PER_S, duration_text, ms_c
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
-from training_profiler.model.snapshot import Snapshot
+from training_profiler.model.snapshot import AFTER_TRAINING, BEFORE_TRAINING, Snapshot
 from training_profiler.reports.answer import action_text, saving_cell, worst_losses_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
 from training_profiler.reports.resources import health_notes, loader_name, machine_lines
-from training_profiler.reports.sections import distribution, labels_of, table_label, training_rows
+from training_profiler.reports.sections import WITHOUT_START, labels_of, table_label, training_rows
 from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
@@ -49,6 +49,7 @@ def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
 def _answer(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[Finding]) -> Html:
     """Return the verdict with the first change, the figures of steps, and the bars of where the time went."""
     (headline, detail, saving, color), shares = verdict(snapshot, findings), training_rows(snapshot)
+    shares = [row for row in shares if row.percent or row.section.count]
     rest = [element("p", words) for words in (detail, saving) if words]
     rest += [_actions(snapshot, change) for change in changes[:1]]
     box = element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
@@ -139,11 +140,12 @@ def _breakable(name: str) -> Html:
 
 def sections_part(snapshot: Snapshot) -> Html:
     """Return all sections with their percentiles."""
-    headers = ("section", "of the run", "self time", "count", "mean ms", "min ms", "p50", "p95", "p99", "max ms",
-               "std ms", "longest at step")  # fmt: skip
+    labels, of = labels_of(snapshot)
+    headers = ("section", of, "self time", "count", "mean ms", "min ms", "p50", "p95", "p99", "max ms", "std ms",
+               "longest at step")  # fmt: skip
     rows: list[list[object]] = []
-    for depth, section, percent in distribution(snapshot):
-        label = _breakable(table_label(section.name, snapshot.sections))
+    for depth, section, percent, _ in training_rows(snapshot):
+        label = _breakable(table_label(section.name, snapshot.sections, labels))
         times = section.avg_s, section.min_s, section.p50_s, section.p95_s, section.p99_s, section.max_s, section.std_s
         first = element("span", label, style=f"padding-left:{depth}em"), Cell(f"{percent:.1f}%", percent)
         counts = _count(section.count or None), _count(section.max_step or None)
@@ -364,22 +366,31 @@ def _recorded(ranks: Sequence[RankSeries]) -> Html:
 
 
 def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
-    boxes = flame(stacks_of(ranks[0]), lambda us: duration_text(us / US_PER_S)) if ranks else Html("")
-    of_workers: list[Html] = []
+    apart = (WITHOUT_START[BEFORE_TRAINING], WITHOUT_START[AFTER_TRAINING])
+    views: dict[str, Counter[Stack]] = {"": Counter()}  # of the training, and of what stands apart from it
+    for stack, us in stacks_of(ranks[0]).items() if ranks else ():
+        views.setdefault(stack[0] if stack[0] in apart else "", Counter())[stack] = us
+    boxes, more = Html(""), list[Html]()
+    for name, stacks in views.items():
+        drawn = flame(stacks, lambda us: duration_text(us / US_PER_S), f"Flame view of the run {name}".rstrip())
+        if not name:
+            boxes = drawn
+        else:
+            more += [element("h3", name.capitalize()), drawn]
     for loader in snapshot.loaders:
         title = f"Workers of loader {loader_name(loader)}"
         stacks = Counter[Stack]() if loader.workers is None else worker_stacks(loader.workers)
-        of_workers += [element("h3", title), flame(stacks, "{} samples".format, title)] if stacks else []
-    if not boxes and not of_workers:
+        more += [element("h3", title), flame(stacks, "{} samples".format, title)] if stacks else []
+    if not boxes and not more:
         return Html("")
     note = element(
         "p",
-        "The time of the training thread: sections, the line of your code, and what it called in a library, by line "
-        "samples; below it, where known, samples of the loaders' workers, by what they do. "
+        "The training time on its thread: sections, the line of your code, and what it called in a library, by line "
+        "samples; below it, where known, the time before the first step, and samples of the loaders' workers. "
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )
-    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, *of_workers)
+    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, *more)
 
 
 def _about(origin: PageOrigin) -> Html:

@@ -43,6 +43,7 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
             "schema_changes": SCHEMA_CHANGES,
             "verdict": verdict(snapshot, findings).headline,
             "training_s": snapshot.training_s,
+            "after_training_s": snapshot.after_training_s,
             "sections": {section.name: _without(asdict(section), "name") for section in sections},
             "lines": {
                 name: [_without(asdict(line), "lines", "parts") for line in lines]
@@ -197,6 +198,7 @@ def report_schema(trials: type) -> Schema:
         "schema_changes": _TEXT,
         "verdict": _TEXT,
         "training_s": _NUMBER,
+        "after_training_s": _NUMBER,
         "sections": _by_name(_object_of(SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
         "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),

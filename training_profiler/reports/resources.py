@@ -69,7 +69,7 @@ def rate_texts(snapshot: Snapshot, rates: Throughput, batches: str = "") -> Iter
     """
     steps, step = f"{three_digits(rates.steps_per_s)} steps/s", snapshot.step
     if step is not None and step.before_s is not None:
-        loop_s = snapshot.wall_s - step.before_s - step.warmup_s
+        loop_s = snapshot.training_s - step.warmup_s
         if loop_s > 0 and step.settled_count / loop_s <= OVERALL_SHOWN_BELOW * rates.steps_per_s:
             steps += f" ({three_digits(step.settled_count / loop_s)} with time between)"
     yield steps

@@ -12,6 +12,8 @@ from training_profiler.base.sections import key_of, name_of
 from training_profiler.base.text import PREFIX
 from training_profiler.base.units import three_digits
 from training_profiler.model.snapshot import (
+    AFTER_TRAINING,
+    BEFORE_TRAINING,
     HOT_PLACES,
     HOT_SHARE,
     OTHER,
@@ -31,7 +33,12 @@ LABELS: Final = {
     known.FORWARD_WITHOUT_GRAD: "no-grad forward",
 }
 WITHOUT_STEPS: Final = {**LABELS, OTHER: "unattributed"}
-WITHOUT_START: Final = {**LABELS, OUTSIDE_STEPS: "between steps"}  # where the start-up stands apart
+WITHOUT_START: Final = {  # where the start-up stands apart, and what follows the training
+    **LABELS,
+    OUTSIDE_STEPS: "between steps",
+    BEFORE_TRAINING: "before the first step",
+    AFTER_TRAINING: "after the last step",
+}
 OF_EPOCHS: Final = {**LABELS, OTHER: "other/overhead"}
 OURS: Final = "(built-in)"  # behind the label of a row of ours, where the user called a section by that label
 
@@ -58,6 +65,7 @@ MOST_ROWS, SMALL = 12, 0.5  # of the distribution; sections below so many percen
 MORE: Final = "{} more sections"
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
 IN_WORKERS: Final = "worker:"  # before the place of a line
+MOSTLY: Final = 0.5
 LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
 
 
@@ -98,22 +106,21 @@ def percentages(shares: list[float]) -> list[float]:
     return [value / 10 for value in rounded]
 
 
-def distribution(snapshot: Snapshot) -> list[tuple[int, SectionStats, float]]:
-    """Return (depth, section, percentage of wall time by exclusive time); percentages add up to 100.0.
+def distribution(snapshot: Snapshot) -> list[tuple[tuple[int, SectionStats], float]]:
+    """Return how the run divides among sections: percentages of its exclusive time, which add up to 100.0."""
+    rows = _rows(snapshot) if snapshot.wall_s else []
+    return list(zip(rows, percentages([section.share for _, section in rows]), strict=True))
 
-    The rows for time that no section covers come last.
-    """
-    if not snapshot.wall_s:
-        return []
+
+def _rows(snapshot: Snapshot) -> list[tuple[int, SectionStats]]:
+    """Return (depth, section); the rows for time that no section covers come last."""
     sections = snapshot.sections
     uncovered = [sections[name] for name in (OTHER, OUTSIDE_STEPS) if name in sections and not sections[name].count]
-    rows = [*in_tree_order(sections), *((0, row) for row in uncovered if row.name == OTHER or row.self_s > 0)]
-    shares = percentages([section.share for _, section in rows])
-    return [(depth, section, percentage) for (depth, section), percentage in zip(rows, shares, strict=True)]
+    return [*in_tree_order(sections), *((0, row) for row in uncovered if row.name == OTHER or row.self_s > 0)]
 
 
 class ShareRow(NamedTuple):
-    """A section in the distribution of the training time, which is the time from the first step on."""
+    """A section in the distribution of the training time, which is the time from the first step to the last."""
 
     depth: int
     section: SectionStats
@@ -122,18 +129,15 @@ class ShareRow(NamedTuple):
 
 
 def training_rows(snapshot: Snapshot) -> list[ShareRow]:
-    """Return how the training time divides among sections; without steps, how the run does."""
-    rows = distribution(snapshot)
-    early_s = _before_training(snapshot)
-    seconds = {section.name: section.self_s - early_s.get(section.name, 0.0) for _, section, _ in rows}
-    whole_s = sum(seconds.values())
-    if not whole_s:
+    """Return how the training time divides among sections, or without steps, the run; nothing where no time passed."""
+    rows = _rows(snapshot)
+    whole_s = sum(section.training_s for _, section in rows)
+    if not snapshot.wall_s or not whole_s:
         return []
-    percents = percentages([seconds[section.name] / whole_s for _, section, _ in rows])
+    percents = percentages([section.training_s / whole_s for _, section in rows])
     return [
         ShareRow(depth, section, percent, _own_step_s(snapshot, section))
-        for (depth, section, _), percent in zip(rows, percents, strict=True)
-        if seconds[section.name] > 0 or section.count
+        for (depth, section), percent in zip(rows, percents, strict=True)
     ]
 
 
@@ -176,20 +180,6 @@ def labels_of(snapshot: Snapshot) -> tuple[Mapping[str, str], str]:
     return LABELS if snapshot.steps else WITHOUT_STEPS, "of run"
 
 
-def _before_training(snapshot: Snapshot) -> dict[str, float]:
-    """Return what sections have of the time before the first step, in s: by samples, the rest in no section."""
-    left_s = snapshot.wall_s - snapshot.training_s
-    parts = [] if snapshot.startup is None else snapshot.startup.parts
-    sampled = {part.name: part.seconds for part in parts}
-    early = {}
-    for section in sorted(snapshot.sections.values(), key=lambda each: each.name == OUTSIDE_STEPS):
-        between_s = max(0.0, section.self_s - section.step_self_s)
-        wanted_s = left_s if section.name == OUTSIDE_STEPS else sampled.get(section.name, 0.0)
-        early[section.name] = min(between_s, wanted_s, left_s)
-        left_s -= early[section.name]
-    return early
-
-
 def _own_step_s(snapshot: Snapshot, section: SectionStats) -> float | None:
     step = snapshot.step
     if step is None or not section.step_self_s:
@@ -201,13 +191,16 @@ def _own_step_s(snapshot: Snapshot, section: SectionStats) -> float | None:
 
 
 def lines_under(
-    snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float, *, says_waits: bool = True
+    snapshot: Snapshot, section: SectionStats, percentage: float, *, of_run: bool = False
 ) -> list[tuple[str, str, float]]:
-    """Return the code to show under a section: place, function and what waits there, and percentage of ``whole_s``.
+    """Return the code to show under a section: place, function and what waits there, and percentage of the training.
+
+    With ``of_run`` percentages are of the run, and nothing is said of waiting.
 
     That is included in the section's own ``percentage``. Waiting for data is divided as the work of the loaders'
     workers, unless the training makes some batches itself.
     """
+    whole_s, from_first_step_s = snapshot.wall_s if of_run else snapshot.training_s, section.self_s - section.before_s
     scale = snapshot.wall_s / whole_s if whole_s else 0.0
     if section.name != OTHER and section.share * scale <= LINES_ABOVE:
         return []
@@ -220,13 +213,19 @@ def lines_under(
         if in_workers:
             return in_workers
     early_s: dict[str, float] = {}
-    if whole_s < snapshot.wall_s and section.name == OUTSIDE_STEPS and snapshot.startup is not None:
-        early_s = {text: seconds for part in snapshot.startup.parts for text, seconds in part.lines}
+    if section.name == OUTSIDE_STEPS and not of_run:
+        if section.after_s > MOSTLY * from_first_step_s:  # then its lines are those of another time
+            return []
+        if section.before_s and snapshot.startup is not None:
+            early_s = {text: seconds for part in snapshot.startup.parts for text, seconds in part.lines}
+    in_training = section.training_s / from_first_step_s if from_first_step_s > 0 else 0.0
+    in_training = 1.0 if of_run else in_training
     lines = []
     for line in snapshot.hottest(section.name):
-        share = scale * line.share - early_s.get(f"{line.place} {line.what}", 0.0) / (whole_s or 1.0)
+        seconds = line.share * snapshot.wall_s - early_s.get(f"{line.place} {line.what}", 0.0)
+        share = in_training * seconds / (whole_s or 1.0)
         if share >= HOT_SHARE and percentage >= 100 * HOT_SHARE:
-            waits = says_waits and line.waiting_share >= 0.5 * line.share > 0
+            waits = not of_run and line.waiting_share >= 0.5 * line.share > 0
             what = f"{line.what} waits in {line.waits_text}" if waits else line.what
             lines.append((line.place, what, min(percentage, round(100 * share, 1))))
     return lines

@@ -14,7 +14,7 @@ from training_profiler.base.sections import (
     OPTIMIZER_STEP,
     name_of,
 )
-from training_profiler.base.units import counted, duration_text, ms_number
+from training_profiler.base.units import counted, duration_text, ms_number, of_training
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
 from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
 from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
@@ -167,7 +167,7 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
 
 def _saved(snapshot: Snapshot, finding: Finding, part: float) -> str:
     share, text = saved_share(snapshot, finding, part), duration_text(part * finding.potential_saving_s)
-    return f"{text} of the start" if share is None else f"{share:.0%} of the training time ({text} of this run)"
+    return f"{text} of the start" if share is None else of_training(share, part * finding.potential_saving_s)
 
 
 def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:

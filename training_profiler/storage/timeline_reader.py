@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from training_profiler.aggregation.machine import MachineSums
-from training_profiler.aggregation.summary import divided_ns, section_stats
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.base.text import printable
@@ -144,16 +143,16 @@ class RankReader:
         self._replay.end()
         if self._replay.sums is None:
             return None
-        run, names = self._replay.sums.run, self._replay.names.names
-        sections = section_stats(run, names)
+        sections, lines_ns = self._replay.sums.time_of_lines()
         return RankSeries(
             *self._who,
-            run.begin_ns,
+            self._replay.sums.run.begin_ns,
             tuple(self._stretches),
             tuple(self._epochs),
             {name: section.parent for name, section in sections.items() if section.parent},
-            divided_ns(sections, run, names),
+            lines_ns,
             tuple(self._recorded[number] for number in sorted(self._recorded)),
+            {name: each.after_s / (each.self_s - each.before_s) for name, each in sections.items() if each.after_s},
             self._sources,
         )
 

@@ -69,6 +69,12 @@ class FirstRun:
         return max(step.median_s, step.avg_s)
 
     @property
+    def part_in_steps(self) -> float | None:
+        """The part of the training time that is in steps; None where it is not known."""
+        step, training_s = self.snapshot.step, self.snapshot.training_s
+        return None if step is None or training_s <= 0 else min(1.0, step.total_s / training_s)
+
+    @property
     def at_once(self) -> int:
         """How many trainings start at the same time."""
         machine = self.snapshot.machine

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.units import duration_text, ms_text
+from training_profiler.base.units import duration_text, ms_text, of_training, unit_of_steps
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.reports.layout import Layout, column_width, fitting, shortened, table
 from training_profiler.trials.results import (
@@ -65,9 +65,10 @@ def _folded(rows: list[Row]) -> list[Row]:
 
 def _table(results: Results, layout: Layout) -> list[str]:
     rows = _in_order(results)
-    cells = [_cells(row, row.label if row is not results.control else f"{row.label} (the noise)") for row in rows]
-    unchanged = "-" if results.unchanged_step_s is None else ms_text(results.unchanged_step_s)
-    all_cells = [["unchanged", unchanged, "", "", ""], *cells]
+    unchanged_s = results.unchanged_step_s
+    labels = [row.label if row is not results.control else f"{row.label} (the noise)" for row in rows]
+    cells = [_cells(row, label, unchanged_s) for row, label in zip(rows, labels, strict=True)]
+    all_cells = [["unchanged", "-" if unchanged_s is None else ms_text(unchanged_s), "", "", ""], *cells]
     kept = list(range(len(HEADERS)))
     if not layout.is_lines:
         least = min(LEAST_LABEL, layout.width // 3)
@@ -94,11 +95,13 @@ def _table(results: Results, layout: Layout) -> list[str]:
     return lines
 
 
-def _cells(row: Row, label: str) -> list[str]:
+def _cells(row: Row, label: str, unchanged_s: float | None) -> list[str]:
     if row.effect is None or row.step_s is None:
         return [label, "-", "", "", ""]
     losses = "-" if row.losses is None else str(row.losses)
-    return [label, ms_text(row.step_s), str(row.effect), losses, row.where]
+    # The effect is measured in pairs: a step is that much of the unchanged one, whatever the machine did meanwhile.
+    step_s = row.step_s if unchanged_s is None else unchanged_s * (1 + row.effect.relative)
+    return [label, ms_text(step_s), str(row.effect), losses, row.where]
 
 
 def _remark(row: Row) -> str:
@@ -124,13 +127,17 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
         tried = [row for row in results.rows if row.verdict != NOT_TRIED]
         so_far = " so far" if results.remaining else ""
         return [f"No change is shown to help{so_far}."] if tried else []
-    # The effect is measured in pairs; the two typical steps alone would say less.
-    steps = results.total_steps or PER_STEPS
-    before_s = steps * results.unchanged_step_s
+    steps, step_s = results.total_steps or PER_STEPS, results.unchanged_step_s
+    before_s = steps * step_s
     after_s = before_s * (1 + best.effect.relative) + best.warmup_s
     whose = f"This run of {steps:,} steps" if results.total_steps else f"{steps:,} steps"
     times = f"{duration_text(after_s)} instead of {duration_text(before_s)}"
     lines = layout.wrap(f"{whose} would take {times}, with {' and '.join(results.best_names)}.")
+    if results.part_in_steps is not None and after_s < before_s:
+        share, (unit, number) = results.part_in_steps * (1 - after_s / before_s), unit_of_steps(step_s)
+        saved = of_training(share, before_s - after_s, "this run" if results.total_steps else f"{steps:,} steps")
+        after_step_s = step_s * (1 + best.effect.relative)
+        lines += layout.wrap(f"{number(step_s)} -> {number(after_step_s)} {unit}: {saved} saved.")
     saved_s = (before_s - after_s + best.warmup_s) / steps
     if saved_s > 0:
         paid_after = (results.seconds + best.warmup_s) / saved_s

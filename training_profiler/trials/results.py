@@ -127,6 +127,7 @@ class Results:
     together_names: Annotated[tuple[str, ...], _Few] = ()
     steps: Count = 0  # of each training
     total_steps: Count | None = None  # of the whole training
+    part_in_steps: Positive | None = None  # of the training time
     is_interrupted: bool = False
     notes: Annotated[tuple[str, ...], _Few] = ()
     remaining: Annotated[tuple[str, ...], _Few] = ()  # changes without a last word, with which the session can go on

@@ -147,6 +147,7 @@ class TrialSession:
             seconds=self._before_s + self._clock() - self._begin_s,
             rows=tuple(self._rows.values()),
             total_steps=self._wishes.total_steps,
+            part_in_steps=self._first.part_in_steps,
             is_interrupted=self._is_interrupted,
             notes=tuple(dict.fromkeys([*notes, *self._notes])),
             remaining=tuple(self._progress.left),

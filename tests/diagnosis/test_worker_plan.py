@@ -114,6 +114,8 @@ SAYS = {
         # Two workers use 2 CPUs and 2 are free: four workers make a batch each 20 ms.
         "four of eight workers have a CPU": waiting_run(busy=6.0, using_s=0.010),
         "no CPU is free": waiting_run(busy=7.8),
+        # The first batches, before the steps that count, took longer.
+        "no CPU is free, and workers were slow at first": waiting_run(replace(WORKERS, batch_avg_s=0.090), busy=7.8),
         "handing over takes longer than making": handed_over(),
         "busy workers are late": handed_over(replace(IDLE_WORKERS, phases={"idle": 0.2})),
         "a few long waits": handed_over(median_s=0.003),

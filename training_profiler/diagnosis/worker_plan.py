@@ -153,9 +153,9 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     making_s = max(0.0, workers.batch_avg_s - workers.cpu_wait_avg_s)
     if using_s <= 0 or not making_s:
         return None
-    at_best_s = using_s
+    at_best_s, has_room = using_s, free_cpus is None or free_cpus >= FREE_CPUS
     if free_cpus is not None and workers.cpu_avg_s:
-        cpus = workers.cpu_avg_s / now_s + (free_cpus if free_cpus >= FREE_CPUS else 0.0)
+        cpus = workers.cpu_avg_s / now_s + (free_cpus if has_room else 0.0)
         at_best_s = max(using_s, workers.cpu_avg_s / cpus)
     lock = shared_lock(workers, loader.num_workers)
     if lock is not None and lock.taken < MOSTLY_TAKEN and lock.taken * now_s <= at_best_s:
@@ -167,7 +167,8 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     return WorkerPlan(
         now=loader.num_workers,
         needed=_count(work_s / using_s),
-        useful=_count(work_s / at_best_s),
+        # Where no CPU is free, no more than now; batches may have taken longer in other steps than those that count.
+        useful=min(_count(work_s / at_best_s), MOST_WORKERS if has_room else loader.num_workers),
         making_s=making_s,
         cpu_s=workers.cpu_avg_s,
         using_s=using_s,

@@ -30,6 +30,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     precision,
     program,
     ranks,
+    rollout,
     shares,
     steps,
     validation,

@@ -289,6 +289,7 @@ class ProgramFacts(NamedTuple):
     padding: PaddingFacts | None = None  # None: there is none, or it is not known
     weights: ComputedWeights | None = None  # None: no weight is computed again
     has_omp_threads: bool = False  # OMP_NUM_THREADS sets the number of threads, as a launcher may
+    acting_rows: float | None = None  # of calls without gradients of a model in train mode, mean; None: none, or mixed
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

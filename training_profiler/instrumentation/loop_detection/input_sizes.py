@@ -84,7 +84,8 @@ class EvaluatedRows:
     def __init__(self) -> None:
         self.calls = 0  # of evaluations
         self._trained = _Sums()
-        self._few = _Sums()
+        self._few, self._acting = _Sums(), _Sums()
+        self._most_acting = 0
         self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
         self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
 
@@ -94,7 +95,13 @@ class EvaluatedRows:
             self._trained.add(shape)
 
     def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
-        """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest."""
+        """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest.
+
+        One that a fetched batch does not precede may be of a model that acts.
+        """
+        if loader_pass is None and self._acting.calls < CALLS and (acting := largest_shape(inputs)):
+            self._acting.add(acting if len(acting) > 1 else (1, *acting))
+            self._most_acting = max(self._most_acting, acting[0] if len(acting) > 1 else 1)
         if module.training or self.calls >= CALLS:
             return
         if not getattr(next(parameters_within(module), None), "requires_grad", False):  # as of a frozen teacher
@@ -113,6 +120,13 @@ class EvaluatedRows:
             if batch != self._few_batch:
                 self._few_batch = batch
                 self._few_batches += 1
+
+    @property
+    def acting_rows(self) -> float | None:
+        """The rows of a model's input while it acts, all calls alike; None where they differ, or without calls."""
+        acting = self._acting
+        rows = acting.rows / acting.calls if acting.calls else 0.0
+        return rows if rows and self._most_acting <= 2 * rows else None
 
     def facts(self) -> RowFacts | None:
         """Return the sums so far; None without forward passes of both the training and an evaluation."""

@@ -366,16 +366,16 @@ def _recorded(ranks: Sequence[RankSeries]) -> Html:
 
 
 def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
-    apart = (WITHOUT_START[BEFORE_TRAINING], WITHOUT_START[AFTER_TRAINING])
-    views: dict[str, Counter[Stack]] = {"": Counter()}  # of the training, and of what stands apart from it
+    names = ("", WITHOUT_START[BEFORE_TRAINING], WITHOUT_START[AFTER_TRAINING])
+    views: dict[str, Counter[Stack]] = {name: Counter() for name in names}  # the training's, and what stands apart
     for stack, us in stacks_of(ranks[0]).items() if ranks else ():
-        views.setdefault(stack[0] if stack[0] in apart else "", Counter())[stack] = us
+        views[stack[0] if stack[0] in views else ""][stack] = us
     boxes, more = Html(""), list[Html]()
     for name, stacks in views.items():
         drawn = flame(stacks, lambda us: duration_text(us / US_PER_S), f"Flame view of the run {name}".rstrip())
         if not name:
             boxes = drawn
-        else:
+        elif drawn:
             more += [element("h3", name.capitalize()), drawn]
     for loader in snapshot.loaders:
         title = f"Workers of loader {loader_name(loader)}"
@@ -386,7 +386,7 @@ def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
     note = element(
         "p",
         "The training time on its thread: sections, the line of your code, and what it called in a library, by line "
-        "samples; below it, where known, the time before the first step, and samples of the loaders' workers. "
+        "samples; below it, where known, the time before and after it, and samples of the loaders' workers. "
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )

@@ -303,6 +303,7 @@ def reports() -> dict[str, Any]:
     return {
         "periodic, in lines": render_periodic(run, layout=LINES),
         "periodic, in a table": render_periodic(run_with(run, sections={"optimizer_step": optimizer})),
+        "with the first finding of the run": part(render_periodic(run, gpu_run(), CHANGES), "Performance Insights:"),
         "wide terminals get percentiles": render_periodic(
             run_with(run, sections={"forward_pass": percentiles}), layout=Layout(width=120)
         ),

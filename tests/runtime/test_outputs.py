@@ -103,7 +103,7 @@ def test_a_file_gets_a_line_of_status_where_reports_leave_a_long_gap(tmp_path, c
 def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     outputs = outputs_in(tmp_path)
     outputs.start_trackers()
-    outputs.periodic(snapshot_of({"forward_pass": 0.5}, steps=50))
+    outputs.periodic(snapshot_of({"forward_pass": 0.5}, steps=50), Snapshot)
     outputs.loader_row(51, [LoaderStats("a", 1, 1, 0.1, data_avg_s=0.002)])
     outputs.epoch(EpochStats(1, 2.0, 60, None, None, None, {OTHER: 2.0}, None, None), 60)
     outputs.final(lambda: Snapshot(), (), Health)
@@ -122,7 +122,7 @@ def test_reports_that_the_user_did_not_ask_for_leave_time_between_them(tmp_path,
         printed = []
         for after_s in (9.9, 0.2, 9.9, 0.2):
             now_s[0] += after_s
-            outputs.periodic(snapshot_of({"forward_pass": 0.5}, steps=50))
+            outputs.periodic(snapshot_of({"forward_pass": 0.5}, steps=50), Snapshot)
             printed.append("Profiling Report" in capsys.readouterr().out)
         outputs.stop()
         assert printed == expected

@@ -71,11 +71,11 @@ def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
 
 
 def first_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
-    """Return the verdict and its first action, each in a line."""
+    """Return the verdict in a line, and its first action."""
     layout = replace(layout, width=min(layout.width, WIDEST))
     lines = _cut(layout, verdict(snapshot, findings).headline, " VERDICT  ", MARGIN, most=1)
     for finding in important(snapshot, findings)[:1]:
-        lines += _cut(layout, action_text(finding, finding.actions[0]), "   -> ", MARGIN, most=1)
+        lines += _cut(layout, action_text(finding, finding.actions[0]), "   -> ", "      ")
     return lines
 
 

@@ -285,10 +285,12 @@ _CLEAR_CHANGE: Final = 0.02  # of the median step
 _CLEAR_ERRORS: Final = 3.0  # standard errors
 
 
-def render_periodic(snapshot: Snapshot, findings: Sequence[Finding] = (), layout: Layout = FILE) -> str:
-    """Return the report on the steps since the last one."""
+def render_periodic(
+    snapshot: Snapshot, run: Snapshot | None = None, findings: Sequence[Finding] = (), layout: Layout = FILE
+) -> str:
+    """Return the report on the steps since the last one; the first of the ``findings`` is of the ``run`` so far."""
     title = f"=== Profiling Report (Step {snapshot.steps}) ==="
-    first = [] if layout.is_lines else ["", "Performance Insights:", *first_lines(snapshot, findings, layout)]
+    first = [] if layout.is_lines else ["", "Performance Insights:", *first_lines(run or snapshot, findings, layout)]
     return _text([title, "", *breakdown_lines(snapshot, layout), *_rank_block(snapshot, layout), *first], layout)
 
 

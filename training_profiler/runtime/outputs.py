@@ -267,11 +267,12 @@ class Outputs:
         """Wait until everything handed over is written, at most so long without progress; return whether it is."""
         return self._thread.wait(DISK_S if patience_s is None else patience_s)
 
-    def periodic(self, snapshot: Snapshot) -> None:
-        """Report on an interval. Called on the primary rank."""
+    def periodic(self, snapshot: Snapshot, stats: Callable[[], Snapshot]) -> None:
+        """Report on an interval; ``stats`` returns those of the run so far. Called on the primary rank."""
         self._terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
         if not self._terminal.status.is_active and not self._settings.is_quiet and self._is_due():
-            self._terminal.print(render_periodic(snapshot, diagnose(snapshot), self._layout()))
+            run = stats()
+            self._terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))
         self.interval_row(snapshot)
 
     def _is_due(self) -> bool:

@@ -301,7 +301,7 @@ class Pipeline:
         """Print and send the interval since the last report."""
         self.flush()
         if self.rank.is_primary():
-            self.outputs.periodic(self._snapshot(of_interval=True))
+            self.outputs.periodic(self._snapshot(of_interval=True), self.stats)
             self.exchange.new_interval()
         self.sums.new_interval()
 

@@ -1,6 +1,7 @@
 """Stats of runs, driven by sections and steps on a fake clock."""
 
 import threading
+from statistics import stdev
 
 import pytest
 
@@ -306,23 +307,19 @@ def test_mutually_nested_sections_have_no_circular_parents(run):
     assert {sections["a"].parent, sections["b"].parent} != {"a", "b"}
 
 
-def test_a_step_slowed_by_flop_counting_is_warmup():
-    run = FakeRun()
+SLOWED = (1, pytest.approx(stdev([1.0, 2.5, *[1.0] * 17])), 2.5)
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(None, (3, 0.0, 1.0)), (1, SLOWED)], ids=["detected", "configured"])
+def test_a_step_slowed_by_flop_counting_is_warmup_unless_that_is_configured(warmup, expected):
+    run = FakeRun(warmup=warmup)
     run.steps(2, forward_pass=1.0)
     run.step(forward_pass=2.5)
     run.steps(17, forward_pass=1.0)
     run.drain()
     run.accumulator.totals.slow_steps = 3
     step = run.snapshot().step
-    assert (step.warmup_count, step.std_s, step.max_s) == (3, 0.0, 1.0)
-
-
-def test_configured_warmup_overrides_flop_counting():
-    run = FakeRun(warmup=1)
-    run.steps(20, forward_pass=1.0)
-    run.drain()
-    run.accumulator.totals.slow_steps = 3
-    assert run.snapshot().step.warmup_count == 1
+    assert (step.warmup_count, step.std_s, step.max_s) == expected
 
 
 def test_an_average_of_which_only_the_sum_is_known_has_no_shorter_maximum(run):

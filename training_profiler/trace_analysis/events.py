@@ -316,6 +316,8 @@ class TracedEvents:
     communicates = _of(lambda events: events.columns.named(known_names.communicates, events.columns.is_of("kernel")))
     # The number of works of devices.
     gpu_events = _of(lambda events: int(events.columns.is_gpu().sum()))
+    # Whether the trace contains device work.
+    has_gpu = _of(lambda events: events.gpu_events > 0)
     # The activity of all devices of the file together.
     device = _of(lambda events: device_of(events.columns, events.communicates))
     # The steps that the profiler marked.
@@ -328,11 +330,6 @@ class TracedEvents:
             return Scope(self.steps, True, None)
         begin_ns, end_ns = np.array(self.extent, np.int64).reshape(2, 1)
         return Scope(parts_of(self.device, [""], begin_ns, end_ns), False, _repetition(self.columns))
-
-    @property
-    def has_gpu(self) -> bool:
-        """Whether the trace contains device work."""
-        return self.gpu_events > 0
 
     @cached_property
     def extent(self) -> tuple[int, int]:

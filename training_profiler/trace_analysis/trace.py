@@ -24,7 +24,7 @@ from training_profiler.trace_analysis.events import (
 )
 from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING, Gap
 from training_profiler.trace_analysis.host_activity import calls_named, pace_variation, phases_of
-from training_profiler.trace_analysis.idle_times import AttributedGap, attributed, idle_times
+from training_profiler.trace_analysis.idle_times import attributed, idle_times
 from training_profiler.trace_analysis.known_names import HAS_GRAPHS, SYNCHRONIZE
 from training_profiler.trace_analysis.launches import is_section, replayed_share
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
@@ -158,50 +158,24 @@ class Trace(TracedEvents):
         calls = np.unique(self.columns.name[self.columns.is_of("cuda_runtime")]).tolist()
         return not calls or any(HAS_GRAPHS.match(self.columns.names[name]) for name in calls)
 
-    @property
-    def idle_times(self) -> tuple[AttributedGap, ...]:
-        """All idle times of at least 30 us in the steps: gaps, and before the first work and after the last."""
-        return self.gaps + self.edges
-
-    @property
-    def begin_ns(self) -> int:
-        """The begin of the first device work, or of the first host event without device work."""
-        return self.extent[0]
-
-    @property
-    def span_ns(self) -> int:
-        """From the start of the first device work to the end of the last."""
-        return self.extent[1] - self.extent[0]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing speaks against the figures about the device."""
-        return not self.doubts
-
-    @property
-    def has_durations(self) -> bool:
-        """Whether device work can be as long as recorded."""
-        return not any(doubt.code in IMPOSSIBLE for doubt in self.doubts)
-
-    @property
-    def is_one_system(self) -> bool:
-        """Whether devices take turns and leave little time idle: what one of them waits for is another."""
-        return self.takes_turns and (self.scope.utilization or 0.0) > LEAST_IN_TURNS
-
-    @property
-    def utilization_in_steps(self) -> float | None:
-        """The share of the steps in which a device was busy."""
-        return utilization(self.steps) if self.has_gpu else None
-
-    @property
-    def recording_ns(self) -> int:
-        """The idle time within the scope in which the recording held up the host; of several devices the mean."""
-        return self.gap_ns(RECORDING)
-
-    @property
-    def unseen_ns(self) -> int:
-        """The time within the scope in which the device did what is not recorded; of several devices the mean."""
-        return self.gap_ns(NOT_RECORDED)
+    # All idle times of at least 30 us in the steps: gaps, and before the first work and after the last.
+    idle_times = _of(lambda trace: trace.gaps + trace.edges)
+    # The begin of the first device work, or of the first host event without device work.
+    begin_ns = _of(lambda trace: trace.extent[0])
+    # From the start of the first device work to the end of the last.
+    span_ns = _of(lambda trace: trace.extent[1] - trace.extent[0])
+    # Whether nothing speaks against the figures about the device.
+    is_whole = _of(lambda trace: not trace.doubts)
+    # Whether device work can be as long as recorded.
+    has_durations = _of(lambda trace: not any(doubt.code in IMPOSSIBLE for doubt in trace.doubts))
+    # Whether devices take turns and leave little time idle: what one of them waits for is another.
+    is_one_system = _of(lambda trace: trace.takes_turns and (trace.scope.utilization or 0.0) > LEAST_IN_TURNS)
+    # The share of the steps in which a device was busy.
+    utilization_in_steps = _of(lambda trace: utilization(trace.steps) if trace.has_gpu else None)
+    # The idle time within the scope in which the recording held up the host; of several devices the mean.
+    recording_ns = _of(lambda trace: trace.gap_ns(RECORDING))
+    # The time within the scope in which the device did what is not recorded; of several devices the mean.
+    unseen_ns = _of(lambda trace: trace.gap_ns(NOT_RECORDED))
 
     @property
     def utilization(self) -> float | None:
@@ -209,10 +183,8 @@ class Trace(TracedEvents):
         used, wall_ns = self.scope.utilization, self.scope.wall_ns - self.recording_ns - self.unseen_ns
         return None if used is None or wall_ns <= 0 else min(1.0, used * self.scope.wall_ns / wall_ns)
 
-    @property
-    def program_ns(self) -> int:
-        """The length of the scope without the time that the recording held up the host."""
-        return max(0, self.scope.wall_ns - self.recording_ns)
+    # The length of the scope without the time that the recording held up the host.
+    program_ns = _of(lambda trace: max(0, trace.scope.wall_ns - trace.recording_ns))
 
     @property
     def settled_ns(self) -> int:
@@ -222,15 +194,10 @@ class Trace(TracedEvents):
         """
         return max(self.program_ns, self.phases.wall_ns - self.recording_ns)
 
-    @property
-    def step_variation(self) -> float | None:
-        """The coefficient of variation of the steps' lengths; None below 3 steps."""
-        return _variation(self.steps) if len(self.steps) >= 3 else None
-
-    @property
-    def later_variation(self) -> float | None:
-        """The same without the first step, in which the recording starts; None below 3 steps."""
-        return _variation(self.steps[1:]) if len(self.steps) >= 3 else None
+    # The coefficient of variation of the steps' lengths; None below 3 steps.
+    step_variation = _of(lambda trace: _variation(trace.steps) if len(trace.steps) >= 3 else None)
+    # The same without the first step, in which the recording starts; None below 3 steps.
+    later_variation = _of(lambda trace: _variation(trace.steps[1:]) if len(trace.steps) >= 3 else None)
 
     @property
     def settled_variation(self) -> float | None:
@@ -245,10 +212,8 @@ class Trace(TracedEvents):
         is_compiled = self.is_compiled or any(row.name.startswith("triton_") for row in self.kernels.rows)
         return not is_too_old and not is_compiled
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether a backward pass launched work: without one, nothing is trained as far as the trace shows."""
-        return self.phases.times_ns is not None
+    # Whether a backward pass launched work: without one, nothing is trained as far as the trace shows.
+    has_backward = _of(lambda trace: trace.phases.times_ns is not None)
 
     @property
     def has_optimizer(self) -> bool:
@@ -282,10 +247,8 @@ class Trace(TracedEvents):
         """
         return bool(self.settled_ns) and ns > threshold * self.settled_ns
 
-    @property
-    def computed_ns(self) -> int:
-        """How long the device computed within the scope; of several devices the sum."""
-        return sum(part.compute_ns for part in self.scope.parts)
+    # How long the device computed within the scope; of several devices the sum.
+    computed_ns = _of(lambda trace: sum(part.compute_ns for part in trace.scope.parts))
 
     def gap_ns(self, *causes: str) -> int:
         """Return the idle time of these causes within the scope; of several devices the mean."""
@@ -333,10 +296,10 @@ class Trace(TracedEvents):
         ]
         return max(parts, default=None)
 
-    @property
-    def uses_math_attention(self) -> bool:
-        """Whether attention was computed step by step, with the whole score matrix in memory."""
-        return any(row.name == "aten::_scaled_dot_product_attention_math" for row in self.operators)
+    # Whether attention was computed step by step, with the whole score matrix in memory.
+    uses_math_attention = _of(
+        lambda trace: any(row.name == "aten::_scaled_dot_product_attention_math" for row in trace.operators)
+    )
 
     def without_events(self, *, with_graph: bool) -> "Trace":
         """Answer all questions now, and let go of the events; return the trace itself.

@@ -119,21 +119,12 @@ static PyObject *events_item(Events *events, Py_ssize_t at)
     return PyLong_FromLongLong(events->items[at]);
 }
 
-/* Return the index that `key` stands for, which may still be out of range; -1 with an exception. */
-static Py_ssize_t index_of(Events *events, PyObject *key)
-{
-    Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
-    if (at == -1 && PyErr_Occurred())
-        return -1;
-    return at < 0 ? at + events->length : at;
-}
-
 static PyObject *events_subscript(Events *events, PyObject *key)
 {
     Py_ssize_t begin, end, step;
     if (!PySlice_Check(key)) {
-        Py_ssize_t at = index_of(events, key);
-        return at == -1 && PyErr_Occurred() ? NULL : events_item(events, at);
+        Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
+        return at == -1 && PyErr_Occurred() ? NULL : events_item(events, at < 0 ? at + events->length : at);
     }
     if (PySlice_Unpack(key, &begin, &end, &step) < 0)
         return NULL;
@@ -147,9 +138,15 @@ static PyObject *events_subscript(Events *events, PyObject *key)
     return (PyObject *)slice;
 }
 
-static int events_assign_slice(Events *events, PyObject *key, PyObject *values)
+static int events_assign(Events *events, PyObject *key, PyObject *values)
 {
     Py_ssize_t begin, end, step;
+    if (events_check_not_slice(events) < 0)
+        return -1;
+    if (!PySlice_Check(key)) {
+        PyErr_SetString(PyExc_TypeError, "events are replaced by a slice: one consists of two integers");
+        return -1;
+    }
     if (PySlice_Unpack(key, &begin, &end, &step) < 0)
         return -1;
     if (step != 1) {
@@ -166,39 +163,12 @@ static int events_assign_slice(Events *events, PyObject *key, PyObject *values)
     return result;
 }
 
-static int events_assign(Events *events, PyObject *key, PyObject *value)
-{
-    if (events_check_not_slice(events) < 0)
-        return -1;
-    if (PySlice_Check(key))
-        return events_assign_slice(events, key, value);
-    if (value == NULL) {
-        PyErr_SetString(PyExc_TypeError, "an event is removed by a slice: it consists of two integers");
-        return -1;
-    }
-    int64_t number = PyLong_AsLongLong(value);
-    if (number == -1 && PyErr_Occurred())
-        return -1;
-    Py_ssize_t at = index_of(events, key);
-    if (at < 0 || at >= events->length) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_IndexError, "index of events out of range");
-        return -1;
-    }
-    events->items[at] = number;
-    return 0;
-}
-
 /* Equal to a list of the same integers. */
 static PyObject *events_compare(Events *events, PyObject *other, int operation)
 {
-    if (!PyList_Check(other) && Py_TYPE(other) != Py_TYPE((PyObject *)events))
-        return Py_NewRef(Py_NotImplemented);
-    PyObject *ours = PySequence_List((PyObject *)events), *theirs = PySequence_List(other), *result = NULL;
-    if (ours != NULL && theirs != NULL)
-        result = PyObject_RichCompare(ours, theirs, operation);
+    PyObject *ours = PySequence_List((PyObject *)events);
+    PyObject *result = ours == NULL ? NULL : PyObject_RichCompare(ours, other, operation);
     Py_XDECREF(ours);
-    Py_XDECREF(theirs);
     return result;
 }
 
@@ -215,21 +185,6 @@ static int events_get_buffer(Events *events, Py_buffer *view, int flags)
     return PyBuffer_FillInfo(view, (PyObject *)events, memory, events->length * (Py_ssize_t)sizeof(int64_t), 1, flags);
 }
 
-static PyObject *events_make(PyTypeObject *type, PyObject *args, PyObject *named)
-{
-    PyObject *values = NULL;
-    if (!PyArg_ParseTuple(args, "|O:Events", &values))
-        return NULL;
-    Events *events = events_new(type, 0, 0);
-    PyObject *none = events == NULL || values == NULL ? NULL : events_extend(events, values);
-    if (values != NULL && none == NULL) {
-        Py_XDECREF((PyObject *)events);
-        return NULL;
-    }
-    Py_XDECREF(none);
-    return (PyObject *)events;
-}
-
 static PyMethodDef events_methods[] = {
     {"extend", (PyCFunction)events_extend, METH_O, "Append integers."},
     {NULL, NULL, 0, NULL},
@@ -237,7 +192,7 @@ static PyMethodDef events_methods[] = {
 
 static PyType_Slot events_slots[] = {
     {Py_tp_doc, "A list of 64-bit integers; numpy reads a slice of it in place."},
-    {Py_tp_new, events_make},
+    {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, events_dealloc},
     {Py_tp_richcompare, events_compare},
     {Py_tp_hash, PyObject_HashNotImplemented},

@@ -14,17 +14,17 @@ dynamo finds Python that it can follow. instrumentation/fronts.py puts fronts in
 
 /* The objects of one loop detector that are never replaced, as instrumentation/fronts.py gives them. */
 enum {
-    DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, EARLY, STEPS, ENDS, RECORDER, /* have fields */
-    BUFFER, MARKS, CALLS, KNOWN, OPEN, CAPTURED, FETCHING, IS_GRAD_ENABLED, HOST_CLOCK, TRAINING, WRITE,
+    DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, EARLY, STEPS, /* have fields */
+    ENDS, BUFFER, CALLS, KNOWN, OPEN, CAPTURED, IS_GRAD_ENABLED, HOST_CLOCK, TRAINING, WRITE,
     FIRST_KIND, FIRST_CODE = FIRST_KIND + 4, PARTS = FIRST_CODE + 5
 };
-#define LAST_WITH_FIELDS RECORDER
+#define LAST_WITH_FIELDS STEPS
 enum { FORWARD_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, PIECES_CODE, CODES };
-enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in training_thread.py */
+enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in context.py */
 
 /* The attributes that are read and set by their number: recording/fields.py names them. They are the first slots of a
 class of Python, which lie behind one another in the order of their names. */
-#define FIELDS 8
+#define FIELDS 7
 enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                   /* TrainingThread */
 enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS }; /* LoopDetector */
 enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER };          /* PatchContext */
@@ -35,14 +35,11 @@ enum { OPEN_CODE, IS_IN_CLOSURE, IS_SCALING };                                  
 enum { IS_DUE, NEXT_UPDATE };                                                     /* InputSizes */
 enum { MADE_NS };                                                                 /* EarlyCalls */
 enum { IS_ALONE, PRIMARY };                                                       /* StepDetector */
-enum { LATEST_AT_END };                                                           /* StepEnds */
-enum { WATERMARK_NS, STEP_COUNT, QUIET_BEFORE, QUIET_UNTIL_NS, QUIET_END_NS };    /* Recorder */
-enum { STEPS_ENDED };                                                             /* StepCount */
 enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
-enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, SAMPLES, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
+enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
 
 /* Others, which are looked up by name. */
-enum { CALL_IMPL, COMPILED_CALL_IMPL, NUM_YIELDED, LOADER_ID_OF, SHAPE, IS_TRAINING, NAMES };
+enum { CALL_IMPL, COMPILED_CALL_IMPL, NUM_YIELDED, LOADER_ID_OF, IS_TRAINING, NAMES };
 
 typedef struct {
     PyObject_HEAD
@@ -57,9 +54,6 @@ typedef struct {
     Writer *writer; /* WRITE owns it */
 } UsualCalls;
 
-/* Return whether an attribute that is looked up is this object. */
-static int usual_is(UsualCalls *self, PyObject *object, int name, PyObject *value);
-
 static inline int is_on(UsualCalls *self)
 {
     return self->part[DETECTOR] != NULL;
@@ -73,11 +67,9 @@ static inline PyObject *field_of(UsualCalls *self, int part, int at)
 
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
-#define STEP_END 0            /* as in event_codes.py */
-#define NESTED 4              /* levels of a batch, as in data_loader.py */
 
 static const char *const TEXTS[NAMES] = {
-    "_call_impl", "_compiled_call_impl", "_num_yielded", "loader_id", "shape", "training",
+    "_call_impl", "_compiled_call_impl", "_num_yielded", "loader_id", "training",
 };
 
 #define IS(of, number, value) (field_of(self, of, number) == (value))
@@ -85,6 +77,7 @@ static const char *const TEXTS[NAMES] = {
 #define SET(of, number, value) set_field((Fields *)self->part[of], number, Py_NewRef(value))
 #define ZERO self->part[FIRST_KIND + FREE] /* small integers are one object each */
 
+/* Return whether an attribute that is looked up is this object. */
 static int usual_is(UsualCalls *self, PyObject *object, int name, PyObject *value)
 {
     PyObject *found = PyObject_GetAttr(object, self->name[name]);
@@ -234,49 +227,6 @@ static PyObject *usual_fetch_begins(UsualCalls *self, PyObject *iterator)
     return NULL;
 }
 
-/* Return the samples of a batch; -1 where its first part is not a tensor, and without an exception. */
-static int64_t samples_of(UsualCalls *self, PyObject *batch)
-{
-    for (int level = 0; level < NESTED; level++) {
-        PyObject *first = NULL, *key;
-        Py_ssize_t at = 0;
-        if (PyList_CheckExact(batch))
-            first = PyList_Size(batch) ? PyList_GetItem(batch, 0) : NULL;
-        else if (PyTuple_CheckExact(batch))
-            first = PyTuple_Size(batch) ? PyTuple_GetItem(batch, 0) : NULL;
-        else if (!PyDict_CheckExact(batch))
-            break;
-        else
-            PyDict_Next(batch, &at, &key, &first);
-        if (first == NULL)
-            return -1;
-        batch = first;
-    }
-    PyObject *shape = PyObject_GetAttr(batch, self->name[SHAPE]);
-    if (shape == NULL)
-        PyErr_Clear();
-    PyObject *first = shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) ? PyTuple_GetItem(shape, 0) : NULL;
-    int64_t samples = first != NULL && PyLong_CheckExact(first) ? PyLong_AsLongLong(first) : -1;
-    Py_XDECREF(shape);
-    return samples;
-}
-
-static int usual_fetch_ends(UsualCalls *self, PyObject *of, PyObject *batch)
-{
-    Fields *pass = (Fields *)of;
-    if (!is_here(self, FETCH) || !is_empty(self, FETCHING) || pass->at[PHASE] != self->part[TRAINING] ||
-        self->writer->events->length > MAX_PENDING)
-        return 0;
-    int is_counted = pass->at[SAMPLES] != Py_None;
-    int64_t fetches = integer(pass->at[FETCHES]), samples = is_counted ? samples_of(self, batch) : 0;
-    if (fetches < 1 || samples < 0 || !is_on(self))
-        return 0;
-    int is_done = SET(THREAD, BUSY_WITH, ZERO) &&
-                  (!is_counted || set_number(pass, SAMPLES, integer(pass->at[SAMPLES]) + samples)) &&
-                  record(self, -self->event[FETCH_CODE]) >= 0 && set_number(pass, FETCHES, fetches + 1);
-    return is_done ? 1 : -1;
-}
-
 /* Backward passes */
 
 static int usual_backward_begins(UsualCalls *self)
@@ -328,34 +278,6 @@ static int is_step(UsualCalls *self, PyObject *optimizer, int64_t backwards)
            IS(STEPS, IS_ALONE, Py_True) && NUMBER(STEPS, PRIMARY) == (int64_t)(intptr_t)optimizer;
 }
 
-/* End a step, as StepEnds and the recorder's ends_quietly do. */
-static int end_step(UsualCalls *self, int64_t at_ns)
-{
-    Events *marks = (Events *)self->part[MARKS];
-    PyObject *count = field_of(self, RECORDER, STEP_COUNT);
-    int64_t steps = count == Py_None ? 0 : integer(((Fields *)count)->at[STEPS_ENDED]) + 1;
-    int is_after = marks->length < 2 || marks->items[marks->length - 2] <= at_ns;
-    if (IS(ENDS, LATEST_AT_END, field_of(self, PASSES, LATEST)) && steps > 0 &&
-        at_ns < NUMBER(RECORDER, QUIET_UNTIL_NS) && steps < NUMBER(RECORDER, QUIET_BEFORE) && is_after) {
-        if (events_reserve(marks, 2) < 0)
-            return -1;
-        marks->items[marks->length] = at_ns;
-        marks->items[marks->length + 1] = STEP_END;
-        marks->length += 2;
-        return (IS(RECORDER, WATERMARK_NS, Py_None) ||
-                set_number((Fields *)self->part[RECORDER], WATERMARK_NS, at_ns)) &&
-                       set_number((Fields *)self->part[RECORDER], QUIET_END_NS, at_ns) &&
-                       set_number((Fields *)count, STEPS_ENDED, steps)
-                   ? 0
-                   : -1;
-    }
-    PyObject *time = PyLong_FromLongLong(at_ns);
-    PyObject *done = time == NULL ? NULL : PyObject_CallFunctionObjArgs(self->part[ENDS], time, NULL);
-    Py_XDECREF(time);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 static int usual_update_ends(UsualCalls *self, PyObject *optimizer)
 {
     if (!is_here(self, FREE) || !is_empty(self, CAPTURED) || !IS(CONTEXT, HAS_GRAD_SCALER, Py_False) ||
@@ -371,7 +293,11 @@ static int usual_update_ends(UsualCalls *self, PyObject *optimizer)
         !set_number((Fields *)self->part[DETECTOR], NUMBER_OF_UPDATES, updates) ||
         !set_number((Fields *)self->part[PHASES], CYCLE, cycle + 1))
         return -1;
-    return end_step(self, now_ns) < 0 ? -1 : 1;
+    PyObject *time = PyLong_FromLongLong(now_ns);
+    PyObject *done = time == NULL ? NULL : PyObject_CallFunctionObjArgs(self->part[ENDS], time, NULL);
+    Py_XDECREF(time);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 1;
 }
 
 static int64_t usual_clearing_begins(UsualCalls *self)
@@ -572,8 +498,7 @@ static PyObject *call_fetch(PyObject *self, PyObject *const *args, size_t flags,
     PyObject *is_over = batch != NULL ? Py_None : PyErr_ExceptionMatches(PyExc_StopIteration) ? Py_True : Py_False;
     put_aside(batch, raised);
     PyObject *given[4] = {pass, detector, batch == NULL ? Py_None : batch, is_over};
-    int is_ended = batch == NULL ? 0 : usual_fetch_ends(front->usual, pass, batch);
-    batch = finish(front, batch, raised, is_ended, given);
+    batch = finish(front, batch, raised, 0, given);
     Py_DECREF(pass);
     Py_DECREF(detector);
     return batch;

@@ -123,12 +123,10 @@ class Fronts:
         if self.usual is None:
             return
         codes, updates = detector.codes, context.open_updates
-        recorder = detector.end_step.recorder
         parts = (
             *(detector, thread, context, updates, detector.phases, detector.phases.passes, detector.update),
-            *(detector.input_sizes, detector.early, detector.steps, detector.end_step, recorder),
-            *(detector.buffer, recorder.marks),
-            *(detector.calls, detector.known_calls, updates.open, context.captures.under_way, thread.fetching),
+            *(detector.input_sizes, detector.early, detector.steps, detector.end_step, detector.buffer),
+            *(detector.calls, detector.known_calls, updates.open, context.captures.under_way),
             *(detector.is_grad_enabled, detector.pending.host_clock, PassPhase.TRAINING),
             detector.forward_begins,
         )

@@ -1,12 +1,12 @@
 """The recorder in C (native/), which is built where there is a compiler."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 INTERFACE: int
 
-def Events(values: Iterable[int] = ()) -> list[int]:  # noqa: N802 - a class, which serves as a list does
-    """Return events, of which a slice lends its memory to numpy."""
+def Events() -> list[int]:  # noqa: N802 - a class, which serves as a list does
+    """Return events without any, of which a slice lends its memory to numpy."""
 
 def event_writer(
     events: list[int], clock: Callable[[], int] | None, code: int, buffer: Any, flush: Callable[[], None] | None

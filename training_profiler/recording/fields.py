@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-FIELDS: Final = 8  # as in native/fronts.c
+FIELDS: Final = 7  # as in native/fronts.c
 
 
 class Fields:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from training_profiler.recording.context_type import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
-from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
@@ -28,10 +27,8 @@ NO_LIMIT = 1 << 62  # of a number of steps
 MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bounds memory and journal lines
 
 
-class StepCount(Fields):
+class StepCount:
     """The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
-
-    steps: int = field(0)
 
     def __init__(self) -> None:
         self.steps = 0
@@ -59,21 +56,12 @@ class Batch(NamedTuple):
     marks: list[int]  # time, kind, time, kind, ... of the boundaries of steps and epochs, in time order
 
 
-class Recorder(Fields):
+class Recorder:
     """Takes events from any thread without waiting; ``drain`` hands them out.
 
     A session sets ``has_session`` and two hooks: ``on_full`` is called when a buffer wants to be drained, and
     ``on_first_section`` when a section is entered before a session exists.
     """
-
-    # Later events may still be rewritten and are not drained.
-    watermark_ns: int | None = field(0)
-    marks: list[int]  # as in Batch; numbers, because a tuple for each step would set off collections
-    # Steps end without the session before this number of them and this time, and are counted here.
-    step_count: StepCount | None = field(1)
-    _quiet_before: int = field(2)
-    _quiet_until_ns: int = field(3)
-    quiet_end_ns: int = field(4)  # of the last such step
 
     def __init__(
         self,
@@ -84,8 +72,9 @@ class Recorder(Fields):
         self.implementation = implementation or best_implementation()
         self.clock = clock
         self.names = names or SectionNames()
-        self.marks, self.watermark_ns = self.implementation.new_events(), None
-        self.quiet_end_ns = 0
+        self.marks = self.implementation.new_events()  # as in Batch; a tuple for each step would set off collections
+        self.watermark_ns: int | None = None  # later events may still be rewritten and are not drained
+        self.quiet_end_ns = 0  # of the last step that ended without the session
         self.be_quiet(None)
         self.has_session = True  # False: sections are not recorded yet
         self.on_full: Callable[[], None] = self.discard
@@ -221,7 +210,7 @@ class Recorder(Fields):
             before: the number of the first step for which that does not hold.
             until_ns: the first time for which it does not.
         """
-        self.step_count, self._quiet_before, self._quiet_until_ns = count, min(before, NO_LIMIT), until_ns
+        self.step_count, self._quiet_before, self._quiet_until_ns = count, before, until_ns
 
     def ends_quietly(self, at_ns: int) -> bool:
         """End a step at ``at_ns`` if the session has nothing to do then; return whether that was done."""

@@ -46,9 +46,8 @@ class LoaderPass(Fields):
     kind: PassPhase = field(1)
     fetches: int = field(2)
     loader_id: int = field(4)  # of its counts; 0 for none
-    samples: int | None = field(5)  # in its batches; None if not counted
-    cycle: int = field(6)  # number of updates before its last fetch
-    cycle_begin_ns: int = field(7)  # of the first fetch after that update
+    cycle: int = field(5)  # number of updates before its last fetch
+    cycle_begin_ns: int = field(6)  # of the first fetch after that update
     measured_at: int = field(3)  # batches before the next one whose CPU time is measured
 
     def __init__(self, iterator: Any) -> None:
@@ -65,7 +64,7 @@ class LoaderPass(Fields):
         self.is_over = False  # and none of its batches was used during the pass
         self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
         self.loader_id = 0
-        self.samples = None
+        self.samples: int | None = None  # in its batches; None if not counted
         self.misses = 0  # training events during a pass that was taken for evaluation
         self.measured_at = NEVER
         self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured

@@ -146,7 +146,7 @@ class LoopDetector(ModuleCalls):
         pending, code = self.pending, self.codes.data_loading
         is_empty = is_over and loader_pass.fetches and pending.ends_with(code)
         if is_empty and pending.host_clock() - pending.events[-2] > LONG_END_NS:
-            pending.events[-1] = self._end_code  # shutting down workers is data loading, but not a fetch
+            pending.events[-1:] = (self._end_code,)  # shutting down workers is data loading, but not a fetch
             pending.record(-self._end_code)
         else:
             for open_code in (self.codes.first_fetch, code)[bool(loader_pass.fetches) :]:

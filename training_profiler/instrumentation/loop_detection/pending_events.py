@@ -134,15 +134,18 @@ class PendingEvents:
         """Replace the codes of all events since ``from_ns`` by this table."""
         with self.buffer.rewrite_lock:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
-                self.events[at] = codes.get(self.events[at], self.events[at])
+                self._recode(at, codes.get(self.events[at], self.events[at]))
 
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
         with self.buffer.rewrite_lock:
             for at in range(len(self.events) - 1, 0, -2):
                 if self.events[at] == old:
-                    self.events[at] = new
+                    self._recode(at, new)
                     return
+
+    def _recode(self, at: int, code: int) -> None:
+        self.events[at : at + 1] = (code,)
 
     def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
         """Remove events of these codes that come after the event ``first`` at ``from_ns``."""

@@ -146,7 +146,7 @@ def _reference(optimizer: Any) -> Callable[[], Any]:
         return lambda: True
 
 
-class StepEnds(Fields):
+class StepEnds:
     """Called at the end of each step, with its time.
 
     The session is asked only where something may be due: at the steps and times that it has set in the recorder, and
@@ -154,12 +154,10 @@ class StepEnds(Fields):
     which evicts them from the caches, the session's functions take several microseconds.
     """
 
-    _latest: object = field(0)  # the pass at the last step
-
     def __init__(self, recorder: Recorder, end_step: Callable[[int], None]) -> None:
         self.recorder, self._end_step = recorder, end_step
         self._passes: Passes | None = None
-        self._latest = self  # no step has ended
+        self._latest: object = self  # the pass at the last step; none has ended
 
     def follow(self, passes: Passes) -> None:
         """Ask the session whenever ``passes`` have another latest one."""

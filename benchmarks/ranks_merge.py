@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
 from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, RankId
 from training_profiler.model.snapshot import Health
 from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, RankSyncPoint, StepTimeBucket
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.journal_discovery import find_journals, select_attempt
 from training_profiler.storage.run_folder import journal_name

@@ -16,6 +16,7 @@ from statistics import median
 from torch.distributed import TCPStore
 
 from benchmarks.figures import Figure, print_figures, print_table
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_S, NS_PER_US
 from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, RankId
 from training_profiler.ranks.channel import RankChannel
@@ -31,7 +32,6 @@ from training_profiler.ranks.summary import (
     StepTimeBucket,
     rank_summary_from_data,
 )
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.storage.journal import Journal
 
 SECTIONS = 15

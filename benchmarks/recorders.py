@@ -17,10 +17,10 @@ from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.memory import resident_now_bytes
 from benchmarks.section_rounds import LOOP, STEP, Contender, rounds_of
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.base.sections import SectionNames
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Batch, Recorder, ThreadEvents
-from training_profiler.recording.section_names import SectionNames
 
 ROUNDS: Final = 40
 STEPS_A_ROUND: Final = 100

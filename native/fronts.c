@@ -22,7 +22,7 @@ enum {
 enum { FORWARD_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, PIECES_CODE, CODES };
 enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in context.py */
 
-/* The attributes that are read and set by their number: recording/fields.py names them. They are the first slots of a
+/* The attributes that are read and set by their number: recording/event_codes.py names them. They are the first slots of a
 class of Python, which lie behind one another in the order of their names. */
 #define FIELDS 7
 enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                   /* TrainingThread */

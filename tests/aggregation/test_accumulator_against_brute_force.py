@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.brute_force import BruteForce, Reading
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.base.sections import SectionNames
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import Batch, ThreadEvents
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.histogram import bins_of
 
 NAMES = ("data_loading", "forward_pass", "a", "b", "validation_epoch", "sampling", "(profiler)")

@@ -147,7 +147,7 @@ def test_only_steps_of_which_all_collections_are_known_count() -> None:
 def test_adding_up_imports_nothing() -> None:
     program = (
         "import sys, numpy as np\n"
-        "from training_profiler.aggregation.garbage import GarbageSums\n"
+        "from training_profiler.aggregation.machine import GarbageSums\n"
         "before = set(sys.modules)\n"
         "GarbageSums().add_in_steps(3, np.array([0, 0, 2]), np.array([1, 1, 2]), np.array([5, 6, 7]))\n"
         "print(*set(sys.modules) - before)"

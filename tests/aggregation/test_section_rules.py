@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from tests.support.brute_force import BruteForce
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS, SectionNames
 from training_profiler.recording.event_codes import DISCARDED, EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
 from training_profiler.recording.recorder import Batch, ThreadEvents
-from training_profiler.recording.section_names import SectionNames
 
 
 class WatchedRun(FakeRun):

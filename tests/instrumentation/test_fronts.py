@@ -20,7 +20,7 @@ from tests.support.recording import implementation_of, python_implementation
 from training_profiler.instrumentation.fronts import CLEARING, MODULE, TRACER, Fronts
 from training_profiler.instrumentation.patches import dynamo
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.fields import Fields
+from training_profiler.recording.event_codes import Fields
 
 
 @pytest.fixture

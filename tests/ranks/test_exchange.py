@@ -5,12 +5,12 @@ import pytest
 
 from tests.support.store import rank_of
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import SectionNames
 from training_profiler.model.ranks import RankId
 from training_profiler.ranks import exchange as exchange_module
 from training_profiler.ranks.exchange import RankExchange, update_to_bytes
 from training_profiler.ranks.message import Heartbeat, ReceivedMessage
 from training_profiler.ranks.summary import RankSummary
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import FaultGuard
 
 

@@ -76,7 +76,7 @@ class Rehearsal:
                 thread.join()
             elif act == "drain":
                 self.drain()
-            elif act == "short buffer":
+            elif act == "trim":
                 self.recorder.buffer().flush_at = 1024
 
     def consume(self, section, inside):
@@ -96,19 +96,7 @@ class Rehearsal:
 
 
 def acts():
-    kinds = (
-        "with",
-        "raise",
-        "many",
-        "discard",
-        "leave",
-        "clock",
-        "function",
-        "generator",
-        "thread",
-        "drain",
-        "short buffer",
-    )
+    kinds = ("with", "raise", "many", "discard", "leave", "clock", "function", "generator", "thread", "drain", "trim")
     return st.recursive(
         st.just([]),
         lambda inside: st.lists(st.tuples(st.sampled_from(kinds), st.sampled_from(NAMES), inside), max_size=5),

@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.users_names import KEYS, LABELS_OF_OURS, STANDARD, WITHIN_OURS, names
-from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, USERS, key_of, name_of
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, USERS, SectionNames, key_of, name_of
 from training_profiler.base.text import printable
-from training_profiler.recording.section_names import SectionNames
 
 
 def test_ids_count_from_one_and_stay():

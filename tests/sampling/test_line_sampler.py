@@ -19,9 +19,8 @@ from training_profiler.safety import fault_guard as background_thread
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling import line_sampler, stacks
 from training_profiler.sampling.line_sampler import LineSampler, has_gil
-from training_profiler.sampling.location import function_name
 from training_profiler.sampling.stacks import StackReader
-from training_profiler.sampling.user_code import Places, UserCode
+from training_profiler.sampling.user_code import Places, UserCode, function_name
 
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
 SITE = "/usr/lib/python3.11/site-packages"

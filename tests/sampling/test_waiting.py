@@ -14,10 +14,18 @@ from training_profiler.model.location import Location
 from training_profiler.model.snapshot import PYTHON
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import LineSampler, has_gil
-from training_profiler.sampling.location import called_function, is_short, reads_number, runs_python, waits_in
 from training_profiler.sampling.lock_watch import LockWatch
 from training_profiler.sampling.stacks import Place, StackReader
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import (
+    Places,
+    UserCode,
+    called_function,
+    is_short,
+    places_of_this_process,
+    reads_number,
+    runs_python,
+    waits_in,
+)
 
 
 def calls_of(source: str) -> list[str]:

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from tests.support.many_ranks import BEGAN_S, LAUNCH, RUN, S, who
 from tests.support.recording import FakeRun
+from training_profiler.base.sections import SectionNames
 from training_profiler.model.interval import IntervalRecord, StepFlops
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import GradientSyncTotals, RankId
@@ -32,7 +33,6 @@ from training_profiler.ranks.summary import (
 )
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.journal import Journal, interval_of
 from training_profiler.storage.journal_lines import IntervalLine, decode_line

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.base.sections import SectionNames
 from training_profiler.model.location import Location
 from training_profiler.model.program import LOADER, CallFacts, CallSite, ProgramFacts, SliceFacts
 from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import Health
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.settings.settings import Settings
 from training_profiler.storage import source_lines
 from training_profiler.storage.journal import JournalLines, line_of

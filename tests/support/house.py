@@ -23,11 +23,11 @@ ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 68_000),
-    "statements of the package": (28_000, 40_600),
-    "files of the package": (340, 306),
-    "lines in C": (1_500, 1_617),
-    "lines of tests": (45_000, 74_000),
+    "lines of the package": (48_000, 68_400),
+    "statements of the package": (28_000, 40_800),
+    "files of the package": (340, 302),
+    "lines in C": (1_500, 1_500),
+    "lines of tests": (45_000, 74_400),
     "folders": (29, 28),
     "arrows between folders": (150, 147),
     "folders that import each other": (0, 0),
@@ -37,9 +37,9 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "modules that one other imports": (80, 66),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
-    "words of the guide": (26_000, 25_600),
+    "words of the guide": (26_000, 26_000),
     "words of the changelog": (2_500, 2_500),
-    "files that the end of a run goes through": (120, 140),
+    "files that the end of a run goes through": (120, 134),
     "files that a report goes through": (120, 82),
 }
 

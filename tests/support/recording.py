@@ -9,13 +9,13 @@ import pytest
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import SectionNames
 from training_profiler.model.location import Location, Sample
 from training_profiler.model.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.storage.journal import Journal
 

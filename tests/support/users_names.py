@@ -5,15 +5,16 @@ from typing import Final
 from hypothesis import strategies as st
 
 from training_profiler.base.sections import (
+    INVALID_NAME,
     KNOWN_SECTIONS,
     LINES_IN_WORKERS,
     NESTED_SECTIONS,
+    OTHER_NAMES,
     OUTSIDE_STEPS_SECTIONS,
     PROFILER,
     USERS,
 )
 from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
-from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES
 from training_profiler.reports.page_charts import REST as SMALLER
 from training_profiler.reports.sections import LABELS, OF_EPOCHS, OURS, WITHOUT_START, WITHOUT_STEPS
 from training_profiler.sinks.tensorboard_events import REST

@@ -6,11 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
-from training_profiler.aggregation.section_rules import InferredSectionFilter, OutsideSteps, SectionKinds
-from training_profiler.aggregation.section_totals import rows_for
+from training_profiler.aggregation.machine import GarbageAttribution
+from training_profiler.aggregation.section_totals import InferredSectionFilter, OutsideSteps, SectionKinds, rows_for
 from training_profiler.aggregation.span_matching import (
     NO_EVENTS,
     OUTSIDE,
@@ -27,13 +26,12 @@ from training_profiler.aggregation.span_matching import (
 from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_totals import CaptureAffectedSteps
 from training_profiler.aggregation.totals import GradientSyncAttribution, Totals
-from training_profiler.base.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER
+from training_profiler.base.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER, SectionNames
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.model.location import Sample
 from training_profiler.model.ranks import FIRST_STEPS, GradientSyncTotals
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.recorder import Batch
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.statistics.arrays import Ints
 

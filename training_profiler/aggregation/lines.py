@@ -22,11 +22,11 @@ from training_profiler.base.sections import (
     ROLLOUT,
     WITHIN,
     WORKER_START,
+    SectionNames,
 )
 from training_profiler.model.loader_workers import PHASES
 from training_profiler.model.location import MOST_WAITING, Location, Sample
 from training_profiler.model.snapshot import BETWEEN, PROFILER, LineStats, SectionStats
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Ints
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})

@@ -7,15 +7,20 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.section_rules import SectionKinds
+from training_profiler.aggregation.section_totals import SectionKinds
 from training_profiler.aggregation.span_matching import EndedSpans, Events, are_step_ends
-from training_profiler.base.sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
+from training_profiler.base.sections import (
+    LOADER_SECTIONS,
+    OUTSIDE_STEPS_SECTIONS,
+    VALIDATION_EPOCH,
+    WITHIN,
+    SectionNames,
+)
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.loader_workers import IDLE, PHASES, WorkerSums
 from training_profiler.model.snapshot import PROFILER, LoaderStats, WorkerLineStats, WorkerStats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Bools, Ints
 
 SAMPLES_NEEDED: Final = 30  # of work, or of waiting; a share of one half is then accurate to about 18 points (95 %)

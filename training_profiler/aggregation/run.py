@@ -23,6 +23,7 @@ from training_profiler.aggregation.summary import (
 )
 from training_profiler.aggregation.totals import MemoryPoint, Totals, move_late
 from training_profiler.base.peaks import peak_of
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.startup_frames import REST
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
@@ -39,7 +40,6 @@ from training_profiler.model.snapshot import (
     UnsampledWait,
 )
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Floats
 from training_profiler.statistics.trend import ChangePoint, change_point
 

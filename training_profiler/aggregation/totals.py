@@ -7,17 +7,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from msgspec import field
 
-from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.loaders import LoaderSums
-from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.machine import GarbageSums, MachineSums
 from training_profiler.aggregation.section_totals import SectionSeries, SectionSums, rows_for
 from training_profiler.aggregation.step_totals import Coupling, InputWork, StepSums, settled
-from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION
+from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, SectionNames
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import StretchFigures
 from training_profiler.model.ranks import BLOCK_STEPS, FIRST_STEPS, GradientSyncTotals, compared_blocks
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Integers, Ints
 from training_profiler.statistics.trend import Series
 

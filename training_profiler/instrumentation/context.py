@@ -16,7 +16,7 @@ from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.tracebacks import hide_our_frames

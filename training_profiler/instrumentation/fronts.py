@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loader_passes import PassPhase
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields
+from training_profiler.recording.event_codes import Fields, time_only
 from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -153,6 +152,6 @@ class Fronts:
                 put(patch)
 
     def close(self) -> None:
-        """Withdraw them, and forget what was offered."""
-        self.withdraw()
+        """Forget what was offered: patches that are undone take what stands in front of them along."""
+        self.are_placed = False
         self._offers.clear()

@@ -12,6 +12,7 @@ import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
 from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, GradientSyncTotals, RankId
@@ -20,7 +21,6 @@ from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import ReceivedMessage, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, RankSummaryBuilder, RankSyncPoint, rank_summary_from_data
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.settings.settings import Settings
 

@@ -11,7 +11,7 @@ import numpy as np
 from training_profiler.aggregation.lines import BEFORE_STEPS, ENOUGH, IN_STEPS
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
-from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN
+from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN, SectionNames
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
@@ -25,7 +25,6 @@ from training_profiler.model.ranks import (
     is_compared,
 )
 from training_profiler.model.snapshot import OTHER, PROFILER, SPANS_NEEDED
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Ints
 
 SCHEMA: Final = 1

@@ -1,10 +1,10 @@
-"""The integers of the event stream: codes of events, kinds of marks, and the functions that read them.
+"""The integers of the event stream, and the attributes that the recorder in C reads and sets (native/fronts.c).
 
 An event is a time in ns and a code. The code of an enter is the section's id plus the bits below; an exit has the
 negative of its enter. ``LOADER + k`` is neither: from there on, batches come from data loader ``k``.
 """
 
-from typing import Final
+from typing import Any, Final
 
 INFERRED: Final = 1 << 20  # recorded by a patch, not by the user
 TIME_ONLY: Final = 1 << 21  # the span adds time to its section, but does not count as an execution
@@ -33,3 +33,17 @@ def is_inferred(code: int) -> bool:
 def section_id(code: int) -> int:
     """Return the section's id of an enter or an exit."""
     return abs(code) & SECTION_MASK
+
+
+FIELDS: Final = 7  # as in native/fronts.c
+
+
+class Fields:
+    """The base of a class whose attributes may be made by ``field``. C finds them behind one another."""
+
+    __slots__ = tuple(f"at{at}" for at in range(FIELDS))
+
+
+def field(number: int) -> Any:
+    """Return an attribute of a class derived from ``Fields``; C finds it by its number."""
+    return vars(Fields)[f"at{number}"]

@@ -8,6 +8,7 @@ from functools import update_wrapper
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from training_profiler.base.sections import SectionNames
 from training_profiler.recording.context_type import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
 from training_profiler.recording.implementation import Implementation, best_implementation
@@ -20,7 +21,6 @@ from training_profiler.recording.section import (
     ThreadBuffer,
     make_section,
 )
-from training_profiler.recording.section_names import SectionNames
 
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
 NO_LIMIT = 1 << 62  # of a number of steps
@@ -30,8 +30,7 @@ MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bo
 class StepCount:
     """The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
 
-    def __init__(self) -> None:
-        self.steps = 0
+    steps = 0
 
     def end_step(self) -> int:
         """Count a step; return how many have ended."""
@@ -345,6 +344,8 @@ class Recorder:
 
         It is read once per event, at the event, so it can do work that belongs there.
         """
+        if clock is buffer.clock:
+            return
         buffer.clock = clock
         for section in list(buffer.sections.values()):
             section.use_clock(self.clock_of(buffer))

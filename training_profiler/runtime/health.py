@@ -8,12 +8,12 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import OTHER_NAMES
 from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.model.program import CpuSpeed
 from training_profiler.model.snapshot import PROFILER, Health
 from training_profiler.recording.implementation import Clock, Implementation
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.fault_guard import SHARE, FaultGuard
 
 SPEED_SHARE: Final = 0.001  # of the run that the measurement may take

@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.switch import environment
 from training_profiler.base.text import PREFIX, one_line
 from training_profiler.diagnosis import Finding, diagnose, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data

@@ -34,7 +34,6 @@ class TrainingProgress(StepCount):
     """
 
     def __init__(self, thread_id: int, is_awaited: bool = False) -> None:
-        super().__init__()
         self.thread_id, self.is_awaited, self.uses_api = thread_id, is_awaited, False
         self._tokens = self._drained_tokens = 0
 

@@ -17,7 +17,7 @@ from training_profiler.model.loader_workers import (
     THREADS,
     TRANSFORM,
 )
-from training_profiler.sampling.location import ByInstruction, Instruction, called_function
+from training_profiler.sampling.user_code import ByInstruction, Instruction, called_function
 
 # Libraries whose functions are of one phase, whatever they are called.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (

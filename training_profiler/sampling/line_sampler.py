@@ -23,10 +23,9 @@ from training_profiler.safety.fault_guard import (
     unlimited,
 )
 from training_profiler.sampling.frames import StackOfThread, frame_of
-from training_profiler.sampling.location import Instruction
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import Instruction, Places, UserCode, places_of_this_process
 
 STARTUP_PART: Final = "startup sampler"
 FULL_RATE_SHARE: Final = 0.001  # of the time so far between two samples: a process that never trains costs nothing

@@ -28,18 +28,20 @@ from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
 from training_profiler.model.snapshot import BETWEEN, CHECKS, PYTHON
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.location import (
+from training_profiler.sampling.user_code import (
+    MOST_FILES,
     ByInstruction,
     Instruction,
+    UserCode,
     called_function,
     function_name,
     is_short,
     line_of,
+    places_of_this_process,
     reads_number,
     runs_python,
     waits_in,
 )
-from training_profiler.sampling.user_code import MOST_FILES, UserCode, places_of_this_process
 
 # In these, the training waits for work that runs elsewhere and is not sampled: a queue that threads or processes fill,
 # or a pipeline in C++. Of several on a stack, the outermost below the user's line holds.

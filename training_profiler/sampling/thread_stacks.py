@@ -19,8 +19,7 @@ from training_profiler.model.ranks import StackFrame
 from training_profiler.safety.fault_guard import OWN_THREADS
 from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import current_frames
-from training_profiler.sampling.location import function_name, line_of
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
 
 NAME: Final = "training_profiler stacks"
 ANSWER_S: Final = 2.0  # for a dump, which takes milliseconds

@@ -31,11 +31,10 @@ from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
 from training_profiler.sampling.loader_workers import Mailbox
-from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.repeated_samples import PassPrints
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import Frame, StackReader
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
 
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _QUEUES: Final = ("/multiprocessing/queues.py", "/multiprocess/queues.py")

@@ -15,12 +15,12 @@ from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.section_totals import ADDED, MEASURED
 from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import NO_SECTION, IntervalRecord, SectionRecord, StretchFigures
 from training_profiler.model.program import ProgramFacts
 from training_profiler.model.snapshot import BETWEEN, DeviceTimingStats, Health
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import OwnFile
 from training_profiler.storage.journal_lines import (
     JOURNAL_SCHEMA,

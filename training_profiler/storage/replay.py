@@ -7,13 +7,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
-from training_profiler.aggregation.machine import FACTS, GPU_QUANTITIES, LEVELS, RAM, MachineSums
+from training_profiler.aggregation.machine import FACTS, GPU_QUANTITIES, LEVELS, RAM, GarbageSums, MachineSums
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.section_totals import ADDED, MEASURED, SectionSums, rows_for
 from training_profiler.aggregation.step_totals import Coupling
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.sections import OTHER_NAMES, SectionNames
 from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import NS_PER_US, counted
 from training_profiler.model.bounds import (
@@ -36,7 +36,6 @@ from training_profiler.model.interval import (
     location_of,
 )
 from training_profiler.model.snapshot import Health, Price, Snapshot
-from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.statistics.arrays import Ints
 from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.ranks import AttemptStats, RankId
 from training_profiler.model.snapshot import Health
-from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import (
     OwnFile,
     is_folder,

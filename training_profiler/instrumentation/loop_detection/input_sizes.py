@@ -7,7 +7,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.model.program import RowFacts
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later, at least, and a power of two

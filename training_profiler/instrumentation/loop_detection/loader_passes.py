@@ -14,7 +14,7 @@ from training_profiler.recording.data_loader import (
     batch_size,
     loader_arguments,
 )
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped

@@ -13,8 +13,7 @@ from training_profiler.instrumentation.loop_detection.pending_events import (
     either,
 )
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
-from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field, time_only
 
 _TRAINING: Final = PassPhase.TRAINING  # a member of an enum takes long to find
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded

@@ -20,8 +20,7 @@ from training_profiler.instrumentation.loop_detection.pending_events import (
     either,
 )
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
-from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field, time_only
 
 MAX_USUAL_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field
 
 MAX_CODES: Final = 10_000
 MAX_FRAMES: Final = 8

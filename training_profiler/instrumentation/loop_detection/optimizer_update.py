@@ -3,8 +3,7 @@
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field, time_only
 
 AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 

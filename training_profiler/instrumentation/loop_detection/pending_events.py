@@ -7,10 +7,10 @@ was a validation batch. The recorder hands out nothing later than its watermark,
 from collections.abc import Callable, Container, Iterator
 
 from training_profiler.base import sections
+from training_profiler.base.sections import SectionNames
 from training_profiler.recording.event_codes import INFERRED, LOOP_BEGIN, discarded_exit, time_only
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST, Clock
-from training_profiler.recording.section_names import SectionNames
 
 NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
 MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do

@@ -17,8 +17,7 @@ from training_profiler.instrumentation.loop_detection.no_grad_runs import (
 )
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
 from training_profiler.model.program import PassesBefore
-from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field, time_only
 
 _UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES: Final = 2  # with more, a pass taken for evaluation is training after all

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, PassPhase
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.recorder import Recorder
 
 # The primary optimizer has ended after so many updates of another optimizer without it:

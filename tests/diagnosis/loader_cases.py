@@ -37,6 +37,10 @@ SAYS = {
         "one of two loaders": streaming(REPEATS, loader("1", 0.001, batches=300)),
         "a part of the stream": streaming(replace(REPEATS, is_over=False)),
     },
+    "same-order": {
+        "three passes": run_with(loader("0", same_order=2, made_at="train.py:41")),
+        "one of two loaders": run_with(loader("0"), loader("1", same_order=3)),
+    },
     "loader-slow": {
         "one of two": run_with(loader("main", 0.001), loader("aux", 0.016)),
         "just over twice the other": run_with(loader("main", 0.004), loader("aux", 0.0081)),
@@ -59,6 +63,12 @@ SILENT = {
         "samples come again in a worker": streaming(replace(REPEATS, again=0.11)),
         "unknown": streaming(None),
         "not observed": run_with(loader("0", 0.001, num_workers=2)),
+    },
+    "same-order": {
+        "another order": run_with(loader("0")),
+        "two passes": run_with(loader("0", same_order=1)),
+        "a look at the first batch": run_with(loader("0", same_order=2, cut_passes=1)),
+        "validation": run_with(loader("0", same_order=3, phase="val")),
     },
     "loader-slow": {
         "none": run_with(),

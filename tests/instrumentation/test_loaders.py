@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_LOADERS, KnownLoaders
 from training_profiler.recording.data_loader import TRAIN, VAL, FetchTimer, LoaderCounts, LoaderRegistry, profiled
@@ -62,6 +63,19 @@ def test_iterable_dataset_has_a_loader(known):
 
     one, other = DataLoader(Numbers()), DataLoader(Numbers(), batch_size=None)
     assert names_of(known, iter(one), iter(other), iter(one)) == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "shuffle", "passes"),
+    [((0, 0, 0), True, 2), ((0, 1, 2), True, 0), ((0, 0, 1), True, 0), ((0, 0), False, 0)],
+)
+def test_passes_in_the_order_of_the_first_are_counted(known, epochs, shuffle, passes):
+    sampler = DistributedSampler(SEVEN, num_replicas=2, rank=0, shuffle=shuffle)
+    loader = DataLoader(SEVEN, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        counts = known.counts_of(iter(loader))
+    assert counts.arguments.same_order == passes
 
 
 def test_sampler_without_weak_references_is_recognized(known):

@@ -211,6 +211,30 @@ def stream_repeated(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+@RULES.rule(
+    "same-order", 1.0, saving=Saving.UNKNOWN, changes=(Change.OTHER_ORDER,), call=LOADER, is_harmless=True
+)  # passes, beside the first
+def same_order(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a ``DistributedSampler`` that shuffles without a new epoch: each pass has the order of the first.
+
+    A pass that is left after a batch does not count, such as a look at the data before the training.
+    """
+    passes, loader = max(
+        ((loader.same_order - loader.cut_passes, loader) for loader in _training(snapshot)),
+        key=lambda each: each[0],
+        default=(0, None),
+    )
+    if loader is None or passes <= threshold or not has_enough_steps(snapshot):
+        return None
+    made = f" made at {loader.made_at}" if loader.made_at else ""
+    return found(
+        f"All {passes + 1} passes over the loader{made} have the same order: its DistributedSampler shuffles by the "
+        "epoch, which set_epoch has not changed",
+        {"loader": loader.name, "passes": passes + 1, "threshold": threshold},
+        "Call sampler.set_epoch(epoch) before each pass",
+    )
+
+
 def _training(snapshot: Snapshot) -> list[LoaderStats]:
     return [loader for loader in snapshot.loaders if loader.phase == "train" and loader.batches >= BATCHES_NEEDED]
 

@@ -224,6 +224,7 @@ class LoaderStats:
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
     collate: str | None = None  # torch's function that makes a batch of samples, or "own"
+    same_order: int = 0  # passes after the first, if a DistributedSampler gives all the same order
     cut_passes: int = 0  # left after their first batch, as `next(iter(loader))` does
     batch_cpu_avg_s: float | None = None  # CPU time of a batch that the training makes itself; None with workers
     workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed

@@ -76,6 +76,7 @@ class LoaderArguments(NamedTuple):
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
     collate: str | None = None  # torch's function that makes a batch of samples, or ``OWN_COLLATE``
+    same_order: int = 0  # passes after the first, if a DistributedSampler gives all the same order
 
 
 class LoaderCounts:

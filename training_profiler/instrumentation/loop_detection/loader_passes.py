@@ -28,6 +28,7 @@ LATER_MADE_EVERY: Final = (23, 47, 97, 197, 397)
 MADE_APART_NS: Final = 50_000_000
 NEVER: Final = 1 << 62
 MAX_LOADERS: Final = 32  # further ones share one entry
+DISTRIBUTED_SAMPLER: Final = ("torch.utils.data.distributed", "DistributedSampler")
 OTHER_LOADERS: Final = "(other loaders)"
 
 
@@ -183,9 +184,12 @@ class _KnownLoader:
 
     def __init__(self, counts: LoaderCounts, iterator: Any) -> None:
         self.counts, self.signature = counts, _signature(iterator)
+        self.order, self.same_order = _order(iterator), -1  # so many passes had this order, the first one not counted
         self.follow(iterator)
 
     def follow(self, iterator: Any) -> None:
+        self.order = self.order if self.order == _order(iterator) else None
+        self.same_order = 0 if self.order is None else self.same_order + 1
         self.sampler, self.data = ObjectIdentity(iterator._index_sampler), ObjectIdentity(iterator._dataset)
 
 
@@ -221,7 +225,9 @@ class KnownLoaders:
                 self._known.append(known)
             if known is not None:
                 arguments, made_at = loader_arguments(iterator, "_"), self._place_of(iterator._index_sampler)
-                known.counts.use_arguments(arguments and arguments._replace(is_remade=is_remade, made_at=made_at))
+                known.counts.use_arguments(
+                    arguments and arguments._replace(is_remade=is_remade, made_at=made_at, same_order=known.same_order)
+                )
                 return known.counts
         except Exception:  # private attributes of torch, and classes of the user's
             return None
@@ -245,3 +251,12 @@ def _signature(iterator: Any) -> tuple[Any, ...]:
     sampler = iterator._index_sampler
     inner, size = getattr(sampler, "sampler", None), getattr(sampler, "batch_size", None)
     return type(iterator._dataset), type(sampler), type(inner), size, getattr(sampler, "drop_last", None)
+
+
+def _order(iterator: Any) -> tuple[int, int] | None:
+    """Return what the order of a ``DistributedSampler`` of torch's depends on; None where that is not known."""
+    sampler = getattr(iterator._index_sampler, "sampler", None)
+    kind = type(sampler)
+    if (kind.__module__, kind.__name__) != DISTRIBUTED_SAMPLER or sampler is None or not sampler.shuffle:
+        return None
+    return sampler.seed, sampler.epoch

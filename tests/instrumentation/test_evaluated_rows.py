@@ -73,3 +73,22 @@ def test_inputs_without_a_tensor_have_no_rows() -> None:
 
 def test_only_the_first_passes_are_looked_at() -> None:
     assert evaluated([1] * (CALLS + 5)).calls == CALLS
+
+
+@pytest.mark.parametrize(
+    ("shapes", "rows"),
+    [
+        ([(4,), (4,)], 1.0),  # an observation without a batch
+        ([(1, 4), (1, 4)], 1.0),
+        ([(8, 4), (8, 4)], 8.0),
+        ([(1, 4), (1, 4), (1, 4), (64, 4)], None),  # targets beside actions
+        ([], None),
+    ],
+)
+def test_rows_of_a_model_that_acts_are_known_if_all_are_alike(
+    shapes: list[tuple[int, ...]], rows: float | None
+) -> None:
+    acting = evaluated([1, 1])
+    for shape in shapes:
+        acting.add_evaluation(torch.nn.Linear(4, 1), (torch.zeros(shape),), None)
+    assert acting.acting() == (None if rows is None else (rows, 64.0))

@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.base.framework_frames import ENVIRONMENT, REPLAY
-from training_profiler.base.sections import FORWARD_WITHOUT_GRAD, ROLLOUT
+from training_profiler.base.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.places import NAMED_FROM, places_named, places_text
@@ -13,7 +13,7 @@ from training_profiler.model.snapshot import LineStats, Snapshot
 SINGLE_ROWS: Final = 1.5  # rows of an action, on average: calls for one observation
 MOST_ENVIRONMENTS: Final = 16
 LITTLE: Final = 0.25  # of the environment's time: what the policy may take beside it
-SAVED: Final = 0.8  # of what a call for each observation costs; the calls that are left become longer
+SAVED: Final = 0.9  # of what shorter rollouts save: environments at once have work of their own
 _BUFFER_CALLS: Final = frozenset(("add", "append", "push", "store", "extend"))
 _ENVIRONMENT_CALLS: Final = frozenset(("step", "reset"))
 
@@ -31,11 +31,13 @@ _ENVIRONMENT_CALLS: Final = frozenset(("step", "reset"))
 def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag rollouts over 15 % of step time in which the policy gets one observation a call; None for larger batches.
 
-    More environments share a call: its time is divided by their number, and that of the environments stays.
+    More environments share a call. One of as many rows takes longer by what a row takes in the training's forward pass.
     """
     rollout, policy = snapshot.sections.get(ROLLOUT), snapshot.sections.get(FORWARD_WITHOUT_GRAD)
-    rows = snapshot.program.acting_rows
-    if rollout is None or policy is None or not policy.count or rows is None or rows > SINGLE_ROWS:
+    acting, training = snapshot.program.acting, snapshot.sections.get(FORWARD_PASS)
+    if rollout is None or policy is None or training is None or acting is None or acting.rows > SINGLE_ROWS:
+        return None
+    if not (policy.count and training.count and policy.total_s):
         return None
     policy_s = snapshot.total_of_step_s(FORWARD_WITHOUT_GRAD) or 0.0
     whole_s = snapshot.total_of_step_s(ROLLOUT) or 0.0
@@ -43,7 +45,9 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
         whole_s += policy_s
     others_s = max(0.0, whole_s - policy_s)
     number = next((n for n in (2, 4, 8, MOST_ENVIRONMENTS) if policy_s <= LITTLE * n * others_s), MOST_ENVIRONMENTS)
-    saved = SAVED * (1 - 1 / number) * policy_s / whole_s if whole_s else 0.0
+    call_s, row_s = policy.total_s / policy.count, training.total_s / training.count / acting.training_rows
+    left = min(1.0, 1 / number + (1 - 1 / number) * row_s / call_s)  # of the policy's time: each row takes its own
+    saved = SAVED * (1 - left) * policy_s / whole_s if whole_s else 0.0
     cost, parts = cost_of_steps(snapshot, threshold, whole_s, saved=saved), _parts(snapshot, others_s)
     split = ", ".join(
         f"{name} {part_s / whole_s:.0%}" for name, part_s in (("policy", policy_s), *parts) if part_s >= 0.01 * whole_s
@@ -53,7 +57,7 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     device = ", the policy on the CPU while it acts" if snapshot.device is not None else ""
     message = (
         f"{cost.share:.1%} of step time is spent in rollouts ({cost.per_step} per step: {split}), with one observation "
-        f"a call of the policy ({policy.count} calls, {ms_text(policy.total_s / policy.count)} each)"
+        f"a call of the policy ({policy.count} calls, {ms_text(call_s)} each)"
     )
     return cost.finding(
         f"{message}; above all in {lines}" if lines else message,
@@ -64,7 +68,7 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
             (Action(action, (Change.OTHER_BATCHES,)),),
         ),
         calls=policy.count,
-        rows=rows,
+        rows=acting.rows,
         environments=number,
         policy_s=policy_s,
         lines=lines,

@@ -135,7 +135,7 @@ class ProgramReader:
             embedding = embedding._replace(part=self._updated / sum(self._numbers.values()))
         return ProgramFacts(
             rows=None if self._rows is None else self._rows.facts(),
-            acting_rows=None if self._rows is None else self._rows.acting_rows,
+            acting=None if self._rows is None else self._rows.acting(),
             optimizer=self._context.later_optimizers.main or self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,

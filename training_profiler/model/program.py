@@ -214,6 +214,13 @@ class PaddingFacts(NamedTuple):
     place: str = ""  # the user's function that puts samples together
 
 
+class ActingFacts(NamedTuple):
+    """The rows of inputs of calls without gradients that no loader feeds, and of the training's; each a mean."""
+
+    rows: float
+    training_rows: float
+
+
 class RowFacts(NamedTuple):
     """The rows of inputs in the first forward passes of evaluations: of those with few rows, and of the training's."""
 
@@ -289,7 +296,7 @@ class ProgramFacts(NamedTuple):
     padding: PaddingFacts | None = None  # None: there is none, or it is not known
     weights: ComputedWeights | None = None  # None: no weight is computed again
     has_omp_threads: bool = False  # OMP_NUM_THREADS sets the number of threads, as a launcher may
-    acting_rows: float | None = None  # of calls without gradients of a model in train mode, mean; None: none, or mixed
+    acting: ActingFacts | None = None  # None: no calls without gradients and a loader, or with different rows
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

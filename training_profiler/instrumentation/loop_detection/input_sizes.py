@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
-from training_profiler.model.program import RowFacts
+from training_profiler.model.program import ActingFacts, RowFacts
 from training_profiler.recording.event_codes import Fields, field
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
@@ -121,12 +121,12 @@ class EvaluatedRows:
                 self._few_batch = batch
                 self._few_batches += 1
 
-    @property
-    def acting_rows(self) -> float | None:
-        """The rows of a model's input while it acts, all calls alike; None where they differ, or without calls."""
-        acting = self._acting
-        rows = acting.rows / acting.calls if acting.calls else 0.0
-        return rows if rows and self._most_acting <= 2 * rows else None
+    def acting(self) -> ActingFacts | None:
+        """Return the rows of calls while a model acts; None where they differ, and without calls or training."""
+        acting, trained = self._acting, self._trained
+        if not acting.rows or not trained.rows or self._most_acting * acting.calls > 2 * acting.rows:
+            return None
+        return ActingFacts(acting.rows / acting.calls, trained.rows / trained.calls)
 
     def facts(self) -> RowFacts | None:
         """Return the sums so far; None without forward passes of both the training and an evaluation."""

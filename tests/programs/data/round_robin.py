@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 ACCUMULATE_EVERY = 2
 count = counts("validation_epoch/data_loading")
-batches = dict.fromkeys(("0", "1", "2", "3"), 0)
+batches = dict.fromkeys(("loaders[0]", "loaders[1]", "loaders[2]", "val_loader"), 0)
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loaders = [DataLoader(examples(size), batch_size=batch, shuffle=True) for size, batch in ((40, 8), (12, 4), (64, 16))]
@@ -23,7 +23,7 @@ def fetch(which):
         iterators[which] = iter(loaders[which])
         batch = next(iterators[which])
     count["data_loading"] += 1
-    batches[str(which)] += 1
+    batches[f"loaders[{which}]"] += 1
     return batch
 
 
@@ -43,7 +43,7 @@ for step in range(18):
         with torch.no_grad():
             for inputs, targets in val_loader:
                 count["validation_epoch/data_loading"] += 1
-                batches["3"] += 1
+                batches["val_loader"] += 1
                 show(F.cross_entropy(model(inputs), targets))
         model.train()
 truth({**count, "batches of": batches})

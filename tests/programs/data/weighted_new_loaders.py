@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 random.seed(1)
 count = counts()
-batches = dict.fromkeys(("0", "1"), 0)
+batches = dict.fromkeys(("main", "aux"), 0)
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 main_set, aux_set = examples(200), examples(60)
@@ -28,7 +28,7 @@ def train_epoch():
             return
         order.append(which)
         count["data_loading"] += 1
-        batches[str(which)] += 1
+        batches["aux" if which else "main"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
         count["forward_pass"] += 1

@@ -7,6 +7,7 @@ import ast
 import gc
 import linecache
 from collections.abc import Sequence
+from itertools import islice
 from os.path import basename
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -48,10 +49,9 @@ def calls_under_way(frame: FrameType | None, site: CallSite) -> tuple[SourceCall
         if calls and any(folder in code.co_filename for folder in LIBRARIES):
             break
         if calls or (frame.f_lineno == site.line and basename(code.co_filename) == basename(site.path or site.file)):
-            positions = list(code.co_positions())[frame.f_lasti // 2]
-            if None in positions:
+            begin, end, column, end_column = next(islice(code.co_positions(), frame.f_lasti // 2, None))
+            if None in (begin, end, column, end_column):
                 break
-            begin, end, column, end_column = positions
             calls.append(SourceCall(code.co_filename, code.co_name, (begin, column, end, end_column)))  # type: ignore[arg-type]
         frame = frame.f_back
     return tuple(calls)

@@ -6,6 +6,7 @@ from tests.diagnosis.test_machine_rules import level, machine
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.change import slower_since
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, Grown, ProgramFacts
 from training_profiler.model.ranks import RankId, RankStats
 from training_profiler.model.snapshot import AllRanksStats, GpuStats, LineChange, MachineStats, Snapshot, StepChange
 
@@ -86,7 +87,42 @@ def of_ranks(*since: int | None) -> Snapshot:
     return replace(run_of(), ranks=AllRanksStats(len(since), tuple(rows)))
 
 
+def growing(*grown: Grown, steps: int = 1000, **others) -> Snapshot:
+    run = run_of(steps=steps, **{"is_abrupt": False, "step": 501, "first_step": 501, "last_step": 501, **others})
+    sections = snapshot_of({"forward_pass": 0.5, "data_loading": 0.3}, steps=steps).sections
+    return replace(run, program=ProgramFacts(grown=grown), sections=sections)
+
+
+def evenly(kind: str, last: float = 1000.0, name: str = "history", **others) -> Grown:
+    return Grown(kind, name, ((4, last / 250), (250, last / 4), (500, last / 2), (1000, last)), 1000, **others)
+
+
+HELD = evenly(SIZE, path="/home/me/load.py", lines=((8, 9),))
+DECODE = lines(0.045, 400)
+FORWARD = {"forward_pass": (0.02, 0.06), "other": (0.02, 0.02)}
+AT_401 = {"is_abrupt": True, "step": 401, "first_step": 396, "last_step": 409}
+GRAPH_OF = evenly(GRAPH, 12_000, name="state", place="train.py:31", own=100)
+AT_ONCE = Grown(SIZE, "history", ((4, 10.0), (390, 10.0), (410, 900.0), (1000, 900.0)), 1000, *HELD[4:6])
+
+
+def with_graph(grown: Grown, steps: int = 50) -> Snapshot:
+    run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.9}, steps=steps)
+    return replace(run, program=ProgramFacts(grown=(grown,)))
+
+
 SAYS = {
+    "growing-graph": {
+        "a state": with_graph(GRAPH_OF),
+        "an unknown variable": with_graph(GRAPH_OF._replace(name="")),
+        "at an unknown line": with_graph(GRAPH_OF._replace(place="")),
+    },
+    "growing-work": {
+        "a list": growing(HELD, lines=DECODE),
+        "a tensor that is copied": growing(HELD, lines=calling("torch.cat").step.change.lines),
+        "a list that grew at once": growing(AT_ONCE, lines=DECODE, **AT_401),
+        "the first of two": growing(HELD._replace(lines=((90, 99),)), HELD, lines=DECODE),
+        "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),
+    },
     "slower-since": {
         "a section": run_of(),
         "all parts alike": run_of(sections=ALL_ALIKE),
@@ -133,6 +169,24 @@ SAYS = {
     },
 }
 SILENT = {
+    "growing-graph": {
+        "mostly its own": with_graph(GRAPH_OF._replace(own=13_000)),
+        "few steps": with_graph(GRAPH_OF, steps=9),
+        "another kind": with_graph(HELD),
+    },
+    "growing-work": {
+        "another line": growing(HELD._replace(lines=((10, 12),)), lines=DECODE),
+        "another file": growing(HELD._replace(path="/home/me/reload.py"), lines=DECODE),
+        "no line": growing(HELD),
+        "grows less than the time": growing(
+            HELD._replace(points=((4, 800.0), (500, 1000.0), (1000, 1300.0))), lines=DECODE
+        ),
+        "grows evenly, the time at once": growing(HELD, lines=DECODE, **AT_401),
+        "hooks, and another section": growing(evenly(HOOKS)),
+        "99 steps": growing(HELD, lines=DECODE, steps=99),
+        "larger inputs": growing(HELD, lines=DECODE, input_elements=(1000.0, 1500.0)),
+        "nothing": growing(lines=DECODE),
+    },
     "slower-since": {
         "at the threshold": run_of(after_s=0.0839),
         "faster": run_of(after_s=0.04),

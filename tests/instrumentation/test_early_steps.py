@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from training_profiler.inspections import early_steps, inspection
+from training_profiler.inspections.growth import GrowthWatch
 from training_profiler.inspections.repeated_forward import RepeatedForward
 from training_profiler.model.program import KeptGraphs
 
@@ -63,7 +64,7 @@ def test_the_same_input_is_found_behind_a_view(instrumented, view):
     assert facts.repeats.random == 0
     detector = instrumented.instrumentation.context.detector
     assert not set(METHODS) & vars(detector).keys()
-    assert instrumented.instrumentation.context.backward_watch is None
+    assert isinstance(instrumented.instrumentation.context.backward_watch, GrowthWatch)
 
 
 def test_two_passes_for_one_backward_pass_are_found(instrumented):

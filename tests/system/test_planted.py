@@ -208,6 +208,21 @@ def test_memory_leak_is_found(tmp_path: Path) -> None:
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
 
 
+@pytest.mark.parametrize("arguments", [(), ("fixed",)])
+def test_a_state_that_is_not_detached_is_named_with_what_detaching_it_saves(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    _, report = outcome_of("kept_state", tmp_path, NOISE, *arguments, OMP_NUM_THREADS="1")
+    findings = [each for each in report["findings"] if each["code"] == "growing-graph"]
+    if arguments:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert finding["evidence"]["variable"] == "hidden"
+    assert finding["evidence"]["lines"] == line_of("kept_state", "backward(retain_graph=True)").replace(" ", "")
+    assert finding["evidence"]["share_of_step"] > 0.5
+
+
 def test_full_garbage_collections_have_the_time_that_the_program_sees(tmp_path: Path) -> None:
     thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
     stdout, report = outcome_of("full_collections", tmp_path, thresholds, OMP_NUM_THREADS="1")

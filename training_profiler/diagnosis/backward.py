@@ -15,6 +15,7 @@ from training_profiler.base.sections import (
     SYNCHRONIZATION,
 )
 from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.change import growing_work
 from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
 from training_profiler.diagnosis.finding import Change, Finding, Fix, record_steps
 from training_profiler.diagnosis.pauses import page_fault_time
@@ -22,7 +23,7 @@ from training_profiler.diagnosis.places import in_python, places_text
 from training_profiler.diagnosis.program import is_on_cpu
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps, row_of
 from training_profiler.model.lines import hottest_places
-from training_profiler.model.program import ANOMALY
+from training_profiler.model.program import ANOMALY, HOOKS
 from training_profiler.model.snapshot import BETWEEN, OTHER, LineStats, Snapshot
 
 BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
@@ -105,6 +106,9 @@ def _of_hooks(
     """Flag hooks of the program that take over 10 % of step time in these passes; None below 10 samples of them."""
     lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
     if sum(line.samples for line in lines) < 10 or snapshot.is_by_device(name):  # fewer may be chance
+        return None
+    growing = growing_work(snapshot, snapshot.thresholds)
+    if growing is not None and (growing.evidence["what"], growing.evidence["section"]) == (HOOKS, name):
         return None
     whole = sum(line.share for line in lines)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, name, whole))

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
-from training_profiler.base.sections import name_of
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, name_of
 from training_profiler.base.units import time_text
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import (
@@ -18,7 +19,15 @@ from training_profiler.diagnosis.machine import (
     THE_MACHINE,
     cpu_loss,
 )
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, claimed_in_steps_s, found, moves_with
+from training_profiler.diagnosis.registry import (
+    MIN_SAVING_S,
+    RULES,
+    claimed_in_steps_s,
+    cost_of_steps,
+    found,
+    moves_with,
+)
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, Grown
 from training_profiler.model.snapshot import (
     OTHER,
     PROFILER,
@@ -58,6 +67,139 @@ _FIXES: Final = {
 }
 
 
+@RULES.rule(
+    "growing-graph",
+    0.10,  # of step time
+    label="GROWING GRAPH",
+    claims=(BACKWARD_PASS,),
+    saves=(0.7, 1.1),
+    changes=(Change.DETACHED_STATE,),
+)
+def growing_graph(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag backward passes through graphs of ever more earlier steps, which take over 10 % of step time.
+
+    The time of a backward pass counts as that of its nodes. What the graph of one step alone has would be left.
+    """
+    facts = next((each for each in snapshot.program.grown if each.kind == GRAPH), None)
+    if facts is None or facts.points[-1][1] < facts.own or not facts.name + facts.place:
+        return None
+    first, last = (round(point[1]) for point in (facts.points[0], facts.points[-1]))
+    mean = sum(amount_at(facts, (at + 0.5) / 20) for at in range(20)) / 20
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
+    cost = cost_of_steps(snapshot, threshold, backward_s * mean / (mean + facts.own))
+    at = f" at {facts.place}" if facts.place else ""
+    leads = f", and {facts.name} leads there" if facts.name else ""
+    name = facts.name or "state"
+    return cost.finding(
+        f"The graph of each step reaches into the steps before: the backward pass{at} goes through {last:,} nodes of "
+        f"earlier steps at the end, {first:,} at first, and {facts.own:,} of its own{leads}",
+        f"Detach {f'{name} after each step' if facts.name else 'what a step takes from the one before'} "
+        f"({name} = {name}.detach(), or each tensor in it), and leave retain_graph out",
+        nodes=last,
+        nodes_at_first=first,
+        own_nodes=facts.own,
+        variable=facts.name,
+        lines=facts.place,
+    )
+
+
+def amount_at(grown: Grown, part: float) -> float:
+    """Return how much there was after a part of the run, 0 to 1; in a straight line beyond its last point."""
+    at, points = part * grown.passes, grown.points
+    before, after = next(((one, other) for one, other in pairwise(points) if at <= other[0]), points[-2:])
+    slope = (after[1] - before[1]) / (after[0] - before[0])
+    return max(0.0, before[1] + slope * (at - before[0]))
+
+
+@RULES.rule(
+    "growing-work",
+    0.05,  # of step time
+    label="GROWING WORK",
+    claims=lambda finding: (str(finding.evidence["section"]),),
+    saves=(0.5, 1.1),
+)
+def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag what takes longer and longer with something that grows, over 5 % of step time; None below 100 steps.
+
+    That is a line that works through a variable, or passes with more and more hooks of a module or parameter.
+    What grows by far less than the time, or evenly while steps become longer at once, is not the reason.
+    """
+    step = snapshot.step
+    change = None if step is None else step.change or step.halves
+    if step is None or change is None or step.settled_count < 100 or change.after_s <= change.before_s:
+        return None
+    if work_of(change) is not None:
+        return None
+    section, _ = cause_of(change)
+    if section not in change.sections:
+        return None
+    line = _line_that_rose(change, section)
+    grown = next((each for each in snapshot.program.grown if _is_reason(each, change, section, line, step.count)), None)
+    if grown is None:
+        return None
+    is_line = grown.kind == SIZE and line is not None
+    before_s, after_s = (line.before_s, line.after_s) if is_line and line else change.sections[section]
+    if change.is_abrupt:
+        saved_s = (after_s - before_s) * (step.count - change.step + 1)
+    else:  # in a straight line, the first step takes as much less than the first half as that than the whole
+        first_s = max(0.0, before_s - (after_s - before_s) / 2)
+        saved_s = ((before_s + after_s) / 2 - first_s) * step.settled_count
+    cost = cost_of_steps(snapshot, threshold, min(saved_s, snapshot.total_of_step_s(section) or 0.0))
+    where = line.line if is_line and line else name_of(section)
+    first, last = grown.points[0][1], grown.points[-1][1]
+    return cost.finding(
+        f"{where} takes longer with {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
+        f"{time_text(after_s)} after",
+        COPIED if is_line and copies_all(change) else _growth_fix(grown),
+        section=section,
+        what=grown.kind,
+        variable=grown.name,
+        first=first,
+        last=last,
+        lines=line.line if is_line and line else grown.place,
+    )
+
+
+def _is_reason(grown: Grown, change: StepChange, section: str, line: LineChange | None, steps: int) -> bool:
+    """Return whether something grows where, when, and as much as the time of a step does."""
+    if grown.kind == SIZE:
+        if line is None or not _is_worked_through(grown, line.line):
+            return False
+        before_s, after_s = line.before_s, line.after_s
+    elif grown.kind == HOOKS and section in (FORWARD_PASS, BACKWARD_PASS):
+        before_s, after_s = change.sections[section]
+    else:
+        return False
+    before, after = (amount_at(grown, (change.step + other) / 2 / steps) for other in (0, steps))
+    if after < 1.25 * before or (before_s and after_s / before_s > 1.25 * (after / max(before, 1e-9)) ** 2):
+        return False
+    first, last = (amount_at(grown, at / steps) for at in (change.first_step, change.last_step))
+    return not change.is_abrupt or (first - before) + (after - last) <= 0.7 * (after - before)
+
+
+def _is_worked_through(grown: Grown, place: str) -> bool:
+    """Return whether the line of ``place``, "train.py:41 main", works through a variable."""
+    file, _, number = place.partition(" ")[0].rpartition(":")
+    if not number.isdigit() or not ("/" + grown.path.replace("\\", "/")).endswith("/" + file):
+        return False
+    return any(first <= int(number) <= last for first, last in grown.lines)
+
+
+def _growth_text(grown: Grown) -> str:
+    first, last = grown.points[0][1], grown.points[-1][1]
+    if grown.kind == SIZE:
+        return f"{grown.name}, which grew from {first:,.0f} to {last:,.0f} elements"
+    at = f", the newest from {grown.place}" if grown.place else ""
+    return f"the hooks of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
+
+
+def _growth_fix(grown: Grown) -> Fix:
+    if grown.kind == HOOKS:
+        return Fix("Register the hook once, before the loop, or remove() its handle", (Change.CHEAPER_HOOKS,))
+    text = f"Keep a running figure, or the last elements of {grown.name} alone, instead of working through all of it"
+    return Fix(text, (Change.CHEAPER_LINES,))
+
+
 def rest_of_rise(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
     """Return what a rise costs beyond the claimed sections: it lies in them as much as in the others.
 
@@ -85,6 +227,8 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     """
     change = abrupt_rise(snapshot, threshold)
     if change is None or snapshot.step is None or work_of(change) is not None:
+        return None
+    if growing_work(snapshot, snapshot.thresholds) is not None:
         return None
     rise = change.after_s / change.before_s - 1
     slow_steps = snapshot.step.count - change.step + 1

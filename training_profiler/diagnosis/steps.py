@@ -22,6 +22,7 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copies_all,
+    growing_work,
     rest_of_rise,
     when_text,
     work_of,
@@ -239,6 +240,8 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
     if does_more(step) or abrupt_rise(snapshot, threshold) is not None:
+        return None
+    if growing_work(snapshot, snapshot.thresholds) is not None:
         return None
     rise, p_value, of = step.rise, step.rise_p_value, "Step time"
     if step.work_unit:

@@ -1,4 +1,4 @@
-"""Looks in some early steps for what a program does twice, or keeps; later steps cost nothing."""
+"""Looks in some early steps for what a program does twice, or keeps; in few of the later ones, for what grows."""
 
 import contextlib
 import sys
@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.inspections.frozen_forward import FrozenForward
+from training_profiler.inspections.growth import GrowthWatch
 from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, is_watched
 from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
@@ -32,6 +33,7 @@ class EarlySteps:
         program = UserProgram(context)
         self._repeats = RepeatedForward(program)
         self._graphs = GraphMarks(context.calls)
+        self._growth = GrowthWatch(program, lambda: context.detector)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
@@ -143,6 +145,7 @@ class EarlySteps:
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
         """Handle the begin of a backward pass, as a ``BackwardWatch``."""
+        self._growth.backward_begins(args, kwargs, frame, trains)
         with self._looking():
             is_seen = trains and kwargs.get("inputs") is None and len(args) <= INPUTS
             _attempt(self._repeats.backward_begins, is_seen)
@@ -161,7 +164,7 @@ class EarlySteps:
         if self._shadow is not None and not self._is_done:
             self._is_done, self._open = True, None
             self._shadow.end()
-            self._context.watch_backward(None)
+            self._context.watch_backward(self._growth)
             for each in self._inspections.values():
                 each.stop()
             if self._padding.facts(self._steps) is not None and self._context.detector is not None:
@@ -170,7 +173,7 @@ class EarlySteps:
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
         found = {name: each.facts(self._steps) for name, each in self._inspections.items()}
-        return facts._replace(graphs=self._graphs.facts(), **found)
+        return facts._replace(graphs=self._graphs.facts(), grown=self._growth.facts(), **found)
 
 
 def _attempt(work: Callable[..., Any], *args: Any) -> Any:

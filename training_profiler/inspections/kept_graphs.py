@@ -9,7 +9,7 @@ import ast
 import contextlib
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
@@ -72,12 +72,10 @@ class GraphMarks:
                 self._look_for_lines(self._site)
 
     def _look_for_lines(self, site: CallSite) -> None:
-        def name_lines(thread: BackgroundThread) -> None:
+        def name_lines() -> None:
             self._place = lines_that_keep(site)
 
-        # On a thread of its own: the disk that the program's source is on may not respond.
-        with contextlib.suppress(RuntimeError):  # no thread can be started
-            BackgroundThread("kept losses", name_lines, lambda part, begin: begin(), "").start()
+        beside_the_training("kept losses", name_lines)
 
     def facts(self) -> KeptGraphs | None:
         """Return what was found so far; None where no graph is old enough."""
@@ -103,12 +101,22 @@ def _marked(tensors: Any) -> list[weakref.ref[_Mark]]:
     return marks
 
 
+def beside_the_training(name: str, read: Callable[[], None]) -> None:
+    """Read source on a thread of its own: the disk that it is on may not respond."""
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        BackgroundThread(name, lambda thread: read(), lambda part, begin: begin(), "").start()
+
+
+def tree_of(path: str) -> ast.Module:
+    """Return the syntax tree of a file; raise if it has none."""
+    # Without escapes, some of which make Python 3.12 and newer warn; each keeps its place.
+    return ast.parse(re.sub(rb"\\[^\r\n]", b"__", read_file(path, MOST_BYTES, follow=True)))
+
+
 def lines_that_keep(backward: CallSite) -> str:
     """Return the lines, as reports name them, that keep the loss of this backward pass; "" if none is seen."""
     with contextlib.suppress(Exception):
-        # Without escapes, some of which make Python 3.12 and newer warn; each keeps its place.
-        tree = ast.parse(re.sub(rb"\\[^\r\n]", b"__", read_file(backward.path, MOST_BYTES, follow=True)))
-        lines = kept_at(tree, backward.line)[:MOST_LINES]
+        lines = kept_at(tree_of(backward.path), backward.line)[:MOST_LINES]
         return f"{backward.file}:{', '.join(map(str, lines))}" if lines else ""
     return ""
 

@@ -260,6 +260,24 @@ class KeptGraphs(NamedTuple):
     backward: str = ""  # the user's line of the backward pass
 
 
+GRAPH: Final = "graph"  # nodes of the graph of the loss that were made in earlier steps
+HOOKS: Final = "hooks"  # of one module or parameter
+SIZE: Final = "size"  # elements of a container or a tensor
+
+
+class Grown(NamedTuple):
+    """What grew from step to step."""
+
+    kind: str  # GRAPH, HOOKS, ...
+    name: str  # of the variable; "" if unknown
+    points: tuple[tuple[int, float], ...]  # backward pass, counted from 1, and how much there was
+    passes: int  # backward passes so far
+    path: str = ""  # of the file with the lines that work through the variable
+    lines: tuple[tuple[int, int], ...] = ()  # the first and the last of each
+    place: str = ""  # of the hook's function, or of the backward pass
+    own: int = 0  # nodes of the last graph that were made in its step
+
+
 class ProgramFacts(NamedTuple):
     """The facts of one process so far; None or 0 is unknown."""
 
@@ -297,6 +315,7 @@ class ProgramFacts(NamedTuple):
     weights: ComputedWeights | None = None  # None: no weight is computed again
     has_omp_threads: bool = False  # OMP_NUM_THREADS sets the number of threads, as a launcher may
     acting: ActingFacts | None = None  # None: no calls without gradients and a loader, or with different rows
+    grown: tuple[Grown, ...] = ()  # the most times, first
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

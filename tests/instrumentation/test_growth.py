@@ -1,0 +1,197 @@
+"""What grows from step to step is seen: the graph of the loss, hooks and variables."""
+
+import ast
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from training_profiler.inspections.growth import GrowthWatch, lines_that_work_through, variables
+from training_profiler.model.program import GRAPH, HOOKS, SIZE
+
+STEPS = 40
+
+
+class Watched:
+    """A training whose backward passes are watched."""
+
+    def __init__(self, model, monkeypatch):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        self.detector = SimpleNamespace(updates=0, inferred_updates=0)
+        program = SimpleNamespace(optimizers=[self.optimizer], place_of=lambda frame: "train.py:9")
+        self.watch = GrowthWatch(program, lambda: self.detector)
+        monkeypatch.setattr("training_profiler.inspections.growth.FREE_NS", 10**12)
+
+    def backward(self, loss, **kwargs):
+        self.watch.backward_begins((loss,), {}, sys._getframe(1), True)
+        loss.backward(**kwargs)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.detector.updates += 1
+
+    def grown(self, kind):
+        deadline = time.monotonic() + 20  # source is read by another thread
+        while time.monotonic() < deadline:
+            found = {each.name: each for each in self.watch.facts() if each.kind == kind}
+            if found or kind != SIZE:
+                return found
+        return {}
+
+
+@pytest.fixture
+def training(monkeypatch):
+    return Watched(nn.Linear(4, 4), monkeypatch)
+
+
+# The loops are functions of their own: pytest uses locals() in tests, whose variables are then left alone.
+
+
+def carries_state(training, is_tuple):
+    state = (torch.zeros(2, 4),)
+    scale = torch.ones(4, requires_grad=True)
+    for _ in range(STEPS):
+        made = state[0] * 0.5 + scale
+        state = (made,) if is_tuple else [made]
+        training.backward(training.model(made.detach()).sum() + made.sum(), retain_graph=True)
+        del made
+
+
+@pytest.mark.parametrize("is_tuple", [False, True])
+def test_a_state_that_is_not_detached_makes_the_graph_grow(training, is_tuple):
+    carries_state(training, is_tuple)
+    (found,) = training.grown(GRAPH).values()
+    assert found.name in ("state", "made")
+    assert found.place == "train.py:9"
+    assert found.points[-1][1] > 3 * found.points[0][1]
+    assert 3 < found.own < 20
+
+
+def adds_losses(training):
+    total = 0.0
+    for _ in range(STEPS):
+        scale = torch.ones(4, requires_grad=True)
+        total = total + (scale * 2).sum()
+        training.backward(total, retain_graph=True)
+
+
+def test_a_sum_of_losses_makes_the_graph_grow(training):
+    adds_losses(training)
+    assert training.grown(GRAPH)["total"].points[-1][1] > 3 * training.grown(GRAPH)["total"].own
+
+
+def test_a_detached_state_does_not(training):
+    state = torch.zeros(2, 4)
+    for _ in range(STEPS):
+        state = training.model(state.detach())
+        training.backward(state.sum())
+    assert training.grown(GRAPH) == {}
+
+
+def test_a_graph_that_is_made_once_does_not_grow(training):
+    features = torch.ones(2, 4, requires_grad=True) * 2
+    for _ in range(STEPS):
+        training.backward(training.model(features).sum(), retain_graph=True)
+    assert training.grown(GRAPH) == {}
+
+
+def test_micro_batches_of_one_update_may_have_a_graph_in_common(training):
+    for _ in range(STEPS):
+        state = torch.ones(2, 4)
+        for _ in range(4):
+            state = training.model(state)
+            training.watch.backward_begins((state.sum(),), {}, sys._getframe(), True)
+        training.backward(state.sum())
+    assert training.grown(GRAPH) == {}
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "of a parameter"])
+def test_hooks_that_are_registered_in_the_loop_are_counted(training, register):
+    for _ in range(STEPS):
+        if register == "of a parameter":
+            training.model.weight.register_hook(lambda gradient: None)
+        else:
+            getattr(training.model, register)(lambda *values: None)
+        training.backward(training.model(torch.ones(2, 4)).sum())
+    found = training.grown(HOOKS)
+    (name,) = {"a parameter"} if register == "of a parameter" else found
+    assert found[name].points[-1][1] > 30
+    assert found[name].place.startswith("test_growth.py:")
+
+
+def lengthens(training):
+    bank, losses = torch.zeros(0, 4), []
+    for _ in range(STEPS):
+        output = training.model(torch.ones(2, 4))
+        bank = torch.cat([bank, output.detach()])
+        losses.append(output.sum().item())
+        training.backward(output.sum())
+
+
+def test_a_tensor_that_cat_lengthens_is_named(training):
+    lengthens(training)
+    found = training.grown(SIZE)
+    assert set(found) == {"bank"}  # appending is as quick for a long list
+    assert found["bank"].points[-1][1] > 200
+    assert found["bank"].path == __file__
+
+
+def test_variables_of_functions_are_not_kept_alive():
+    class Held:
+        pass
+
+    def names():
+        held = Held()
+        found = [name for name, _, _ in variables(sys._getframe(), nn.Module)]
+        before = sys.getrefcount(held)
+        del held
+        return found, before
+
+    found, references = names()
+    assert "held" in found
+    assert references == 2  # the variable, and the argument
+
+
+def test_what_raises_does_not_reach_the_training(training):
+    class Odd:
+        @property
+        def __dict__(self):
+            raise RuntimeError
+
+    odd = Odd()
+    for _ in range(STEPS):
+        training.backward(training.model(torch.ones(2, 4)).sum())
+    training.watch.backward_begins((), {}, None, True)
+    assert odd
+
+
+SOURCE = """\
+def mean(values):
+    return sum(values) / len(values)
+def train(history):
+    for batch in loader:
+        history.append(loss)
+        last = history[-1]
+        few = history[-50:]
+        count = len(history)
+        all = sum(history)
+        for each in history:
+            total += each
+        average = mean(history)
+    for each in history:
+        loss.backward()
+    self.history.append(1)
+    torch.save(
+        self.history, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("history", [(1, 2), (9, 9), (10, 11), (12, 12), (13, 13)]), ("self.history", [(16, 17)]), ("other", [])],
+)
+def test_lines_that_take_longer_for_more_elements_are_found(name, lines):
+    assert sorted(lines_that_work_through(ast.parse(SOURCE), name)) == lines

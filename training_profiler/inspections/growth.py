@@ -1,0 +1,305 @@
+"""Finds what grows from step to step: the graph of the loss, hooks, and variables.
+
+A few backward passes are looked at, ever more seldom. Names, sizes and counts are kept, and nothing of the program.
+"""
+
+import ast
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from time import perf_counter_ns
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Final
+
+from training_profiler.inspections.inspection import UserProgram, is_watched
+from training_profiler.inspections.kept_graphs import BACKWARD, KEEPERS, beside_the_training, tree_of
+from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, Grown
+
+FIRST: Final = 4  # backward pass that is looked at
+FOLLOWED: Final = 64  # backward passes before it, of one update or of two
+APART: Final = 1.4  # times as many backward passes until the next one
+FREE_NS: Final = 20_000_000  # for looking, and as much again ...
+PART: Final = 200  # ... as this part of the time since then
+MOST_NODES: Final = 20_000  # of a graph: 20 ms
+OF_PARAMETERS: Final = 2**63  # and above: nodes that add to gradients, which are made once
+MOST_FRAMES: Final = 100
+MOST_NAMES: Final = 1_000
+MOST_MODULES: Final = 500
+MOST_TENSORS: Final = 32  # of a group of an optimizer
+LEAST_SIZE: Final = 100  # elements, from which on working through them may matter
+GREW: Final = 1.5  # times
+MOST_GROWN: Final = 8
+COUNTED: Final = (list, dict, set, deque, str, bytearray)
+# What is as quick for many elements as for few.
+QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
+NOT_OF_THE_PROGRAM: Final = ("torch", "builtins", "numpy", "collections", "training_profiler")  # classes
+NOT_LOOKED_INTO: Final = (type, ModuleType, FunctionType)
+
+
+class GrowthWatch:
+    """Looks at the training from the backward passes of its whole run, as a ``BackwardWatch``."""
+
+    def __init__(self, program: UserProgram, detector: Callable[[], Any]) -> None:
+        self._program, self._detector = program, detector
+        self._began_ns = perf_counter_ns()
+        self._spent_ns = 0
+        self._calls, self._next = 0, FIRST
+        self._updates = self._newest = self._before = 0
+        self._walks = False  # through the graph of the next loss
+        self._makers: dict[int, str] = {}  # of the nodes of variables: by their numbers, the variables' names
+        self._kept_at: tuple[str, str] = (
+            "",
+            "",
+        )  # the variable that leads there; the line of the backward pass
+        self._own = 0  # nodes of the last graph that were made in its step
+        self._points: dict[tuple[str, str], list[tuple[int, float]]] = {}  # by kind and name: backward pass and amount
+        self._paths: dict[str, str] = {}
+        self._hook_at: dict[str, str] = {}
+        self._lines: dict[str, tuple[tuple[int, int], ...]] = {}  # that work through a variable, once they are found
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
+        """Take the number of the loss's node, and look at the program where it is time."""
+        self._calls += trains
+        if trains and (self._walks or self._calls + FOLLOWED >= self._next):
+            with contextlib.suppress(Exception):  # tensors and modules may have methods of their own
+                self._backward_begins(kwargs.get("tensors", args[0] if args else ()), frame)
+
+    def _backward_begins(self, loss: Any, frame: Any) -> None:
+        torch, detector = sys.modules["torch"], self._detector()
+        loss = loss[0] if isinstance(loss, (list, tuple)) else loss
+        if type(loss) not in plain_classes(torch) or detector is None:
+            return
+        node = loss.grad_fn
+        if (updates := detector.updates + detector.inferred_updates) != self._updates:
+            self._updates, self._before = updates, self._newest
+        self._newest = node._sequence_nr()  # nodes are numbered in the order in which a thread makes them
+        if not self._walks and self._calls < self._next:
+            return
+        begin_ns = perf_counter_ns()
+        if self._spent_ns > FREE_NS + (begin_ns - self._began_ns) / PART or is_watched():
+            return
+        if self._walks:
+            self._walks = False
+            self._follow(node, frame)
+        else:
+            self._walks, self._next = True, max(self._calls + 2, int(self._calls * APART))
+            self._look(frame, torch)
+        self._spent_ns += perf_counter_ns() - begin_ns
+
+    def _follow(self, node: Any, frame: Any) -> None:
+        """Count the nodes of a graph, and those of them that were made in earlier steps."""
+        self._own, old, name = reach(node, self._before, self._makers)
+        if old:
+            self._kept_at = (name, self._program.place_of(frame))
+        self._add(GRAPH, "", old)
+
+    def _look(self, frame: Any, torch: Any) -> None:
+        """Count hooks, and the elements of variables."""
+        plain, self._makers = plain_classes(torch), {}
+        groups = [group["params"] for optimizer in self._program.optimizers for group in optimizer.param_groups]
+        parameters = [each for group in groups for each in group[:MOST_TENSORS] if type(each) in plain]
+        hooks = [self._hooks_of(each, "a parameter") for each in parameters[:MOST_MODULES]]
+        self._add(HOOKS, "a parameter", max(hooks, default=0))
+        for name, value, path in variables(frame, torch.nn.Module):
+            for tensor in value if type(value) in (tuple, list) and len(value) <= 8 else (value,):
+                if type(tensor) in plain and not (tensor._is_view() and tensor._version) and tensor.grad_fn is not None:
+                    self._makers[tensor.grad_fn._sequence_nr()] = name
+            if issubclass(type(value), torch.nn.Module):
+                what, modules = f"a module of {name}", islice(modules_within(value), MOST_MODULES)
+                self._add(HOOKS, what, max(self._hooks_of(each, what) for each in modules))
+            elif (size := size_of(value, plain)) is not None:
+                self._add(SIZE, name, size)
+                self._paths[name] = path
+        self._look_for_lines()
+
+    def _hooks_of(self, hooked: Any, name: str) -> int:
+        """Return how many hooks of one kind a module or a parameter has, and note where the newest one is written."""
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+        hooks: dict[int, Any] = max((getattr(hooked, kind, None) or {} for kind in kinds), key=len)
+        code = getattr(next(reversed(hooks.values()), None), "__code__", None)
+        if code is not None:
+            self._hook_at[name] = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        return len(hooks)
+
+    def _add(self, kind: str, name: str, amount: float) -> None:
+        if (kind, name) in self._points or len(self._points) < MOST_NAMES:
+            self._points.setdefault((kind, name), []).append((self._calls, amount))
+
+    def _look_for_lines(self) -> None:
+        """Find the lines that work through variables that have grown, of each once."""
+        grown = [name for (kind, name), points in self._points.items() if kind == SIZE and has_grown(SIZE, points)]
+        new = [name for name in grown if name not in self._lines][:MOST_GROWN]
+        self._lines |= dict.fromkeys(new, ())
+
+        def find_lines() -> None:
+            for name in new:
+                with contextlib.suppress(Exception):
+                    tree = tree_of(self._paths[name])
+                    self._lines[name] = tuple(sorted(set(lines_that_work_through(tree, name))))
+
+        if new:
+            beside_the_training("growth", find_lines)
+
+    def facts(self) -> tuple[Grown, ...]:
+        """Return what has grown so far, by how many times, the most first."""
+        grown = []
+        for (kind, name), points in self._points.items():
+            if not has_grown(kind, points) or (kind == SIZE and not self._lines.get(name)):
+                continue
+            path, lines = self._paths.get(name, ""), self._lines.get(name, ())
+            place, own = self._hook_at.get(name, ""), 0
+            if kind == GRAPH:
+                name, place, own = *self._kept_at, self._own
+            grown.append(Grown(kind, name, tuple(points), self._calls, path, lines, place, own))
+        grown.sort(key=lambda each: each.points[0][1] / each.points[-1][1])
+        return tuple(grown[:MOST_GROWN])
+
+
+def has_grown(kind: str, points: Any) -> bool:
+    """Return whether so much of a kind grows, by its first, middle and last amounts."""
+    if len(points) < 3:
+        return False
+    first, middle, last = points[0][1], points[len(points) // 2][1], points[-1][1]
+    return bool(last >= (LEAST_SIZE if kind == SIZE else 1) and last >= middle >= first and last > GREW * first)
+
+
+def reach(node: Any, before: int, makers: Mapping[int, str]) -> tuple[int, int, str]:
+    """Return how many nodes of a graph are newer than number ``before``, and how many are not; what led to these.
+
+    Args:
+        makers: names of variables, by the numbers of the nodes that made them.
+    """
+    seen, waiting, new, old, name = {id(node): node}, deque([node]), 1, 0, ""
+    while waiting and len(seen) < MOST_NODES:
+        for each, _ in waiting.popleft().next_functions:
+            if each is None or id(each) in seen:
+                continue
+            seen[id(each)] = each
+            waiting.append(each)
+            number = each._sequence_nr()
+            if number <= before:
+                old += 1
+                name = name or makers.get(number, "")
+            elif number < OF_PARAMETERS:
+                new += 1
+    return new, old, name
+
+
+def variables(frame: FrameType | None, module_class: type) -> Iterator[tuple[str, Any, str]]:
+    """Yield names, values and files of variables of functions under way, and of attributes of what these hold."""
+    seen: set[int] = set()
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            return
+        code, namespace = frame.f_code, frame.f_globals
+        path = os.path.abspath(code.co_filename)
+        is_library = "site-packages" in path or str(namespace.get("__name__")).startswith("training_profiler")
+        if path.endswith(".py") and not is_library:
+            if code.co_flags & 1:  # a function's, not those of a module
+                yield from _with_attributes(_locals_of(frame), path, module_class, seen)
+            if id(namespace) not in seen:
+                seen.add(id(namespace))
+                yield from _with_attributes(list(namespace.items()), path, module_class, seen)
+        frame = frame.f_back
+
+
+def _locals_of(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a function under way.
+
+    Before Python 3.13 that makes a dictionary which would keep them alive: it is emptied again, unless the program may
+    use it itself.
+    """
+    code = frame.f_code
+    is_copy = sys.version_info < (3, 13)
+    if is_copy and (sys.gettrace() is not None or {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names)):
+        return []
+    held = frame.f_locals
+    found = list(held.items())
+    if is_copy:
+        held.clear()
+    return found
+
+
+def _with_attributes(
+    found: list[tuple[str, Any]], path: str, module_class: type, seen: set[int]
+) -> Iterator[tuple[str, Any, str]]:
+    for name, value in found:
+        if name.startswith("__") or issubclass(type(value), NOT_LOOKED_INTO):
+            continue
+        yield name, value, path
+        for inner in islice(modules_within(value), MOST_MODULES) if issubclass(type(value), module_class) else (value,):
+            kind = type(inner)
+            if id(inner) in seen or kind.__module__.partition(".")[0] in NOT_OF_THE_PROGRAM:
+                continue
+            seen.add(id(inner))
+            try:
+                attributes = dict(object.__getattribute__(inner, "__dict__"))
+            except (AttributeError, TypeError):
+                continue
+            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+            of_module = attributes.get("_buffers", {}) if issubclass(kind, module_class) else {}
+            for attribute, each in (attributes | of_module).items():
+                if not attribute.startswith("__"):
+                    yield f"{name}.{attribute}", each, os.path.abspath(file) if file else path
+
+
+def size_of(value: Any, plain: Any) -> int | None:
+    """Return how many elements a container or a tensor has; None of other objects."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in ("numpy", "pandas") and kind.__name__ in ("ndarray", "DataFrame", "Series"):
+        return int(value.size)
+    return len(value) if kind in COUNTED else int(value.numel()) if kind in plain else None
+
+
+def lines_that_work_through(tree: ast.Module, name: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last line of what takes longer where a variable has more elements.
+
+    A function of the same file that gets the variable works through it, too.
+    """
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    last = name.rpartition(".")[2]
+
+    def is_it(node: ast.AST) -> bool:
+        if not isinstance(getattr(node, "ctx", None), ast.Load):
+            return False
+        if "." in name:
+            return isinstance(node, ast.Attribute) and node.attr == last
+        return isinstance(node, ast.Name) and node.id == name
+
+    def visit(node: ast.AST, around: ast.AST, statement: ast.AST) -> Iterator[tuple[int, int]]:
+        statement = node if isinstance(node, ast.stmt) else statement
+        if is_it(node) and not _is_quick(node, around):
+            yield _lines_of(statement, node)
+            called = getattr(getattr(around, "func", None), "id", getattr(getattr(around, "func", None), "attr", ""))
+            if called in functions:
+                yield functions[called].lineno, functions[called].end_lineno or functions[called].lineno
+        for inner in ast.iter_child_nodes(node):
+            yield from visit(inner, node, statement)
+
+    return visit(tree, tree, tree)
+
+
+def _is_quick(node: ast.AST, around: ast.AST) -> bool:
+    """Return whether what is done with a variable takes no longer for more elements."""
+    if isinstance(around, ast.Attribute):
+        return around.attr in QUICK
+    if isinstance(around, ast.Subscript) and around.value is node:
+        part = around.slice
+        return not isinstance(part, ast.Slice) or isinstance(part.lower, ast.UnaryOp)  # the last few
+    return isinstance(around, ast.Call) and getattr(around.func, "id", "") in ("len", "id", "isinstance", "type")
+
+
+def _lines_of(statement: ast.AST, node: ast.AST) -> tuple[int, int]:
+    """Return the lines of a statement, of a loop over a variable, or of the part of another statement with a body."""
+    whole: ast.AST = node
+    if not hasattr(statement, "body"):
+        whole = statement
+    elif isinstance(statement, (ast.For, ast.AsyncFor)) and any(each is node for each in ast.walk(statement.iter)):
+        trains = any(getattr(each, "attr", "") == BACKWARD for each in ast.walk(statement))
+        whole = node if trains else statement
+    first = getattr(whole, "lineno", 0)
+    return first, getattr(whole, "end_lineno", None) or first

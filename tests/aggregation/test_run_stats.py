@@ -10,7 +10,7 @@ from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Health, Throughput
 from training_profiler.recording.event_codes import time_only
-from training_profiler.reports.console import startup_lines
+from training_profiler.reports.resources import startup_lines
 
 
 @pytest.fixture

@@ -23,14 +23,12 @@ from training_profiler.base.units import (
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import host_runs_ahead
-from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.diagnosis.registry import section_of
 from training_profiler.model.snapshot import (
     AFTER_TRAINING,
     BETWEEN,
     HOT_SHARE,
     OTHER,
-    OUTSIDE_STEPS,
     PROFILER,
     EpochStats,
     SectionStats,
@@ -39,18 +37,21 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.reports.answer import WIDEST, answer_of, first_lines, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
-from training_profiler.reports.layout import WIDTH, Layout, column_width, sentence, shortened, table
+from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
 from training_profiler.reports.resources import (
     HEADER,
     OTHERS_SHOWN_FROM,
+    after_lines,
     device_cell,
     device_lines,
     device_words,
     health_notes,
     loader_lines,
     machine_lines,
+    pause_lines,
     rate_texts,
+    startup_lines,
 )
 from training_profiler.reports.sections import (
     INDENT,
@@ -62,7 +63,6 @@ from training_profiler.reports.sections import (
     folded,
     in_tree_order,
     labels_of,
-    largest_shares,
     lines_under,
     percentages,
     row_label,
@@ -222,59 +222,6 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
 
 SHOWS_WAITING: Final = 0.1  # of step time
 MOSTLY_OWN: Final = 0.5  # of the host's time in a section
-SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
-NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
-SHOWN_SHARE: Final = 0.03  # of the start-up
-
-
-def startup_lines(snapshot: Snapshot) -> list[str]:
-    """Return what the program did before its first step, each with its longest line; nothing if that is short."""
-    startup = snapshot.startup
-    if startup is None or startup.total_s < SHOWN_FROM_S:
-        return []
-    texts = []
-    for part in startup.parts:
-        if part.seconds >= SHOWN_SHARE * startup.total_s:
-            text = f"{table_label(part.name)} {duration_text(part.seconds)}"
-            for place, seconds in part.lines[:1]:
-                most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
-                text += f" ({most}{place})"
-            texts.append(text)
-    of = "Before the first step" if startup.has_steps else "Without steps, the run"
-    return [f"{of} ({duration_text(startup.total_s)}): {', '.join(texts)}"]
-
-
-def after_lines(snapshot: Snapshot) -> list[str]:
-    """Return what the program did after its last step, if that takes a part of the run that matters."""
-    after_s = snapshot.after_training_s
-    if after_s < max(SHOWN_FROM_S, SHOWN_SHARE * snapshot.wall_s):
-        return []
-    shares = {name: each.after_s / after_s for name, each in snapshot.sections.items() if name != OUTSIDE_STEPS}
-    parts = largest_shares(shares) or "in no section"
-    return [f"{sentence(WITHOUT_START[AFTER_TRAINING])} ({duration_text(after_s)}): {parts}"]
-
-
-SHOWN_FROM: Final = 0.01  # of step time
-
-
-def pause_lines(snapshot: Snapshot) -> list[str]:
-    """Return a line on the pauses that take 1 % of step time or more, and what they explain; none without."""
-    step = snapshot.step
-    shown = [] if step is None else [pause for pause in pauses(snapshot) if pause.seconds >= SHOWN_FROM * step.total_s]
-    if step is None or not shown:
-        return []
-    texts = []
-    for pause in shown:
-        least, most = duration_text(pause.min_s), duration_text(pause.max_s)
-        between = "" if least == most else f" ({least} to {most})"
-        texts.append(f"{pause.cause} {duration_text(pause.seconds)}{between}")
-    lost_s = lost_in_long_steps_s(snapshot)
-    long = f"; steps took {duration_text(lost_s)} more than as many median ones"
-    if lost_s < SHOWN_FROM * step.total_s:
-        long = ""
-    return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(texts)}{long}"]
-
-
 MOST_LINES: Final = 60  # of the final report, unless it is the full one
 MOST_OF_BLOCKS: Final = (MOST_LINES, MOST_ROWS, 9, 7, 5)  # rows: the first that make so few lines
 FILE: Final = Layout()  # 80 columns, ASCII, no color

@@ -16,8 +16,11 @@ from training_profiler.base.units import (
     three_digits,
 )
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.model.loader_workers import IDLE
 from training_profiler.model.snapshot import (
+    AFTER_TRAINING,
+    OUTSIDE_STEPS,
     GpuStats,
     Level,
     LoaderStats,
@@ -28,6 +31,7 @@ from training_profiler.model.snapshot import (
     WorkerStats,
 )
 from training_profiler.reports.layout import Layout, column_width, fitting, sentence, shortened, table
+from training_profiler.reports.sections import WITHOUT_START, largest_shares, table_label
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
@@ -339,3 +343,56 @@ def _slow_and_mix(snapshot: Snapshot) -> Iterator[str]:
     asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.requested_proportion is not None]
     if asked and mix is None:
         yield f"The mix is {', '.join(f'{loader.name} {loader.proportion:.1%}' for loader in asked)}, as asked"
+
+
+SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
+NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
+SHOWN_SHARE: Final = 0.03  # of the start-up
+
+
+def startup_lines(snapshot: Snapshot) -> list[str]:
+    """Return what the program did before its first step, each with its longest line; nothing if that is short."""
+    startup = snapshot.startup
+    if startup is None or startup.total_s < SHOWN_FROM_S:
+        return []
+    texts = []
+    for part in startup.parts:
+        if part.seconds >= SHOWN_SHARE * startup.total_s:
+            text = f"{table_label(part.name)} {duration_text(part.seconds)}"
+            for place, seconds in part.lines[:1]:
+                most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
+                text += f" ({most}{place})"
+            texts.append(text)
+    of = "Before the first step" if startup.has_steps else "Without steps, the run"
+    return [f"{of} ({duration_text(startup.total_s)}): {', '.join(texts)}"]
+
+
+def after_lines(snapshot: Snapshot) -> list[str]:
+    """Return what the program did after its last step, if that takes a part of the run that matters."""
+    after_s = snapshot.after_training_s
+    if after_s < max(SHOWN_FROM_S, SHOWN_SHARE * snapshot.wall_s):
+        return []
+    shares = {name: each.after_s / after_s for name, each in snapshot.sections.items() if name != OUTSIDE_STEPS}
+    parts = largest_shares(shares) or "in no section"
+    return [f"{sentence(WITHOUT_START[AFTER_TRAINING])} ({duration_text(after_s)}): {parts}"]
+
+
+SHOWN_FROM: Final = 0.01  # of step time
+
+
+def pause_lines(snapshot: Snapshot) -> list[str]:
+    """Return a line on the pauses that take 1 % of step time or more, and what they explain; none without."""
+    step = snapshot.step
+    shown = [] if step is None else [pause for pause in pauses(snapshot) if pause.seconds >= SHOWN_FROM * step.total_s]
+    if step is None or not shown:
+        return []
+    texts = []
+    for pause in shown:
+        least, most = duration_text(pause.min_s), duration_text(pause.max_s)
+        between = "" if least == most else f" ({least} to {most})"
+        texts.append(f"{pause.cause} {duration_text(pause.seconds)}{between}")
+    lost_s = lost_in_long_steps_s(snapshot)
+    long = f"; steps took {duration_text(lost_s)} more than as many median ones"
+    if lost_s < SHOWN_FROM * step.total_s:
+        long = ""
+    return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(texts)}{long}"]

@@ -233,15 +233,19 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         fixed_s = program.cpu.operator_s * program.operators * step.settled_count
     computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
-    loaders = [call.site.inside for call in program.calls if call.kind == LOADER]
-    is_of_trainer = any(inside.startswith("transformers/trainer.py") for inside in loaders)
+    callers = [call.site.inside for call in program.calls if call.kind == LOADER]
+    # Its loader may be made before the run.
+    is_of_trainer = facts.library == "transformers" or any(
+        each.startswith("transformers/trainer.py") for each in callers
+    )
+    has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""
     removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
     cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)
     if is_whole and is_of_trainer:
         text = "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer)), and tokenize without padding"
     elif is_whole:
         text = "DataLoader(..., collate_fn=...): pad to the longest of the batch"
-        text = text if loaders else "cut each batch to its longest sequence: ids[:, :longest]"
+        text = text if has_loader else "cut each batch to its longest sequence: ids[:, :longest]"
     elif is_of_trainer:
         text = 'TrainingArguments(..., train_sampling_strategy="group_by_length") (before 5: group_by_length=True)'
     else:

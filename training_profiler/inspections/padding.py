@@ -123,7 +123,7 @@ class Padding(Inspection):
         self._batches: list[dict[Shape, list[int]]] = []  # padding of each row, by the shape in rows
         self._lengths = 0  # in them
         self._parts: list[float] = []  # of operations, at all positions
-        self._what = self._place = ""
+        self._what = self._place = self._library = ""
 
     @property
     def _is_worth_reading(self) -> bool:
@@ -139,6 +139,7 @@ class Padding(Inspection):
         """Return the user's function that puts samples together: "data.py:20 collate"; "" for a library's."""
         function = vars(type(collate)).get("__call__") if not hasattr(collate, "__code__") else collate
         code: Any = getattr(getattr(collate, "__func__", function), "__code__", None)
+        self._library = str(getattr(function, "__module__", "")).partition(".")[0]
         frame: Any = SimpleNamespace(f_code=code, f_lasti=0, f_back=None)
         place = self._program.place_of(frame) if code is not None else ""
         return f"{place} {code.co_qualname}" if place else ""
@@ -277,6 +278,7 @@ class Padding(Inspection):
             median(self._parts),
             self._what,
             self._place,
+            "" if self._place else self._library,
         )
 
 

@@ -178,9 +178,40 @@ def test_setting_that_does_not_exist_is_an_error_at_once() -> None:
 def test_a_limit_reaches_the_handler_of_the_user_as_ctrl_c_does(runs: Runs) -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
         train(profiler(for_="4steps"))
-    assert (isinstance(ended.value, SystemExit), getattr(ended.value, "code", None)) == (
-        True,
-        0,
-    )  # where none handles it
+    assert isinstance(ended.value, SystemExit)  # where no one handles it
+    assert ended.value.code == 0
     runs.end()
     assert (runs.report()["steps"], runs.report()["ended_by"]) == (4, "--for 4steps")
+
+
+@pytest.mark.parametrize("longest", [64, None])
+def test_padding_is_found_with_the_collator_that_leaves_it_out(runs: Runs, longest: int | None) -> None:
+    transformers.set_seed(0)
+    texts = [torch.randint(5, 100, (4 + at % 8,)).tolist() for at in range(240)]
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, intermediate_size=64))
+
+    def example(ids: list[int]) -> dict[str, Any]:
+        padding = (longest or 11) - len(ids)  # otherwise the longest text has 11 tokens
+        return {
+            "input_ids": ids + padding * [0],
+            "attention_mask": len(ids) * [1] + padding * [0],
+            "labels": ids[0] % 2,
+        }
+
+    trainer = transformers.Trainer(
+        model=model,
+        args=transformers.TrainingArguments(
+            "out", num_train_epochs=1, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True
+        ),
+        train_dataset=[example(ids) for ids in texts],
+        callbacks=[profiler(thresholds="padding=0.2")],
+    )
+    trainer.train()
+    found = [finding for finding in runs.report()["findings"] if finding["code"] == "padding"]
+    assert len(found) == (longest is not None)
+    for finding in found:
+        assert finding["evidence"]["padding"] == pytest.approx(1 - 7.5 / 64, abs=0.02)
+        assert finding["actions"][0]["text"].startswith(
+            "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer))"
+        )

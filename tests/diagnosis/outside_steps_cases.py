@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
+from training_profiler.model.program import ProgramFacts
 from training_profiler.model.snapshot import OUTSIDE_STEPS, LineStats, StartupPart, StartupStats
 
 ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
 ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)
+TRAINER = replace(ENVIRONMENT, share=0.5, inside="lightning/loops/fit_loop.py:484 _FitLoop.on_advance_end")
 IMPORTS = LineStats("dqn.py", 2, "<module>", 0.05, 10)
 
 
@@ -17,7 +19,9 @@ def run_with(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), ste
     sections = {
         **run.sections,
         "forward_pass": replace(forward, self_s=forward.step_self_s + passes_s),
-        OUTSIDE_STEPS: replace(forward, name=OUTSIDE_STEPS, count=0, self_s=rest_s + before_s, step_self_s=0.0),
+        OUTSIDE_STEPS: replace(
+            forward, name=OUTSIDE_STEPS, count=0, self_s=rest_s + before_s, step_self_s=0.0, before_s=before_s
+        ),
     }
     return replace(
         run,
@@ -27,6 +31,14 @@ def run_with(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), ste
         lines={OUTSIDE_STEPS: (*lines, IMPORTS), "forward_pass": (ACT,)},
         settled_lines={OUTSIDE_STEPS: lines},
     )
+
+
+def in_epochs(epochs, *, saves_s=0.0, phases=None, rest_s=25.0, **changes):
+    """Return the run of 100 s and 100 steps in so many epochs, with checkpoints between them."""
+    run = run_with(passes_s=0.0, rest_s=rest_s, lines=(TRAINER,))
+    saves = replace(run.sections["backward_pass"], name="checkpointing", self_s=saves_s, step_self_s=0.0)
+    sections = run.sections | ({"checkpointing": saves} if saves_s else {})
+    return replace(run, program=ProgramFacts(epochs=epochs), sections=sections, phases=phases or {}, **changes)
 
 
 def begun(*parts, wall_s=60.0, has_steps=True):
@@ -43,7 +55,15 @@ SAYS = {
         "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
         "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
     },
+    "short-epochs": {
+        "what stands between them": in_epochs(20),
+        "a trainer's checkpoints": in_epochs(
+            20, saves_s=5.0, phases={"callback on_train_epoch_end (ModelCheckpoint) > saving": 0.2}
+        ),
+        "the program's own checkpoints": in_epochs(20, saves_s=15.0),
+    },
     "outside-steps": {
+        "long epochs": in_epochs(10, step=replace(run_with().step, total_s=11.0)),
         "an agent that acts": run_with(),
         "passes of steps are not its lines": run_with(1.0, 60.0, lines=(replace(ENVIRONMENT, share=0.6),)),
         "one kind": run_with(0.0, 50.0, lines=(replace(ENVIRONMENT, share=0.5),)),
@@ -60,7 +80,19 @@ SILENT = {
         "no steps": begun(TOKENIZED, has_steps=False),
         "nothing seen": begun(),
     },
+    "short-epochs": {
+        "few epochs": in_epochs(9),
+        "long epochs": in_epochs(10, step=replace(run_with().step, total_s=11.0)),
+        "little time between them": in_epochs(20, rest_s=14.0),
+        "a notebook between cells": in_epochs(
+            20, rest_s=80.0, settled_lines={OUTSIDE_STEPS: (replace(TRAINER, share=0.1),)}
+        ),
+        "checkpoints within steps": in_epochs(20, rest_s=0.0),
+        "data that the program makes again": in_epochs(20, settled_lines={OUTSIDE_STEPS: (ENVIRONMENT,)}),
+        "no steps": replace(in_epochs(20), step=None),
+    },
     "outside-steps": {
+        "short epochs have their own rule": in_epochs(20),
         "most in steps": run_with(passes_s=24.0, rest_s=15.0),
         "start-up": run_with(rest_s=0.0, passes_s=0.0, before_s=90.0),
         "no lines": run_with(lines=(), passes_s=0.5, rest_s=80.0),

@@ -3,16 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
+from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD_WITHOUT_GRAD
 from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
-from training_profiler.base.units import duration_text
-from training_profiler.diagnosis.finding import Change, Finding
+from training_profiler.base.units import duration_text, time_text
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import RULES, cost_of_run, found, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_run, found, has_enough_steps
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
+LONGEST_S: Final = 1.0  # of an epoch's steps; between longer epochs their number does not matter
+FEWEST: Final = 10  # epochs
+AS_LONG: Final = 10  # times: epochs after the change, or between two checkpoints
 PREPARED: Final = (DATA_SET, MODEL, REST)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 
@@ -50,6 +53,53 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
+    "short-epochs",
+    threshold=0.15,  # of the training time
+    saving=Saving.RUN,
+    label="SHORT EPOCHS",
+    claims=(OUTSIDE_STEPS, CHECKPOINTING),
+    saves=(0.8, 2.0),
+)
+def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag epochs with less than a second of steps, where ending and beginning them takes 15 % of the training time.
+
+    That is a trainer's time between steps in no section, and saving. Validation has its own rule, and what the program
+    does itself between its epochs may be different each time.
+    """
+    step, outside, saves = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS), snapshot.sections.get(CHECKPOINTING)
+    epochs = max(len(snapshot.epochs), snapshot.program.epochs)
+    if step is None or outside is None or not has_enough_steps(snapshot):
+        return None
+    if epochs < FEWEST or step.total_s > LONGEST_S * epochs:
+        return None
+    lines = snapshot.settled_lines.get(OUTSIDE_STEPS, ())
+    seen_s = sum(line.share for line in lines if line.inside) * snapshot.wall_s
+    saves_s = 0.0 if saves is None else max(0.0, saves.training_s - saves.step_self_s)
+    between_s = min(seen_s, outside.training_s)
+    seconds, phases = between_s + saves_s, snapshot.phases
+    share, saved_s = seconds / snapshot.training_s, seconds * (1 - 1 / AS_LONG)
+    if share <= threshold or saved_s < MIN_SAVING_S:
+        return None
+    in_phases_s = min(between_s, sum(part for phase, part in phases.items() if "saving" in phase) * snapshot.wall_s)
+    actions = [Action(f"make epochs {AS_LONG} times as long: RandomSampler(data, num_samples={AS_LONG} * len(data))",
+                      (Change.OTHER_ORDER,))]  # fmt: skip
+    if (part := (saves_s + in_phases_s) / seconds) >= 0.25:
+        is_lightning = any("ModelCheckpoint" in phase for phase in phases)
+        text = f"ModelCheckpoint(every_n_epochs={AS_LONG})" if is_lightning else f"save each {AS_LONG}th epoch"
+        actions.insert(0, Action(text, (Change.LESS_OUTPUT,), part))
+    mostly = next(
+        (f", mostly in {phase}" for phase, part in phases.items() if part * snapshot.wall_s > 0.5 * seconds), ""
+    )
+    return found(
+        f"{share:.0%} of the training time lies between its steps; {epochs} epochs of {step.count / epochs:.3g} steps "
+        f"take {time_text(seconds / epochs)} each to end and begin again{mostly}",
+        {"share_of_training": share, "threshold": threshold, "seconds": seconds, "epochs": epochs},
+        Fix(" or ".join(action.text for action in actions), tuple(each.changes[0] for each in actions), tuple(actions)),
+        saving_s=saved_s,
+    )
+
+
+@RULES.rule(
     "outside-steps", 0.40, saving=Saving.RUN, saves=(0.0, 1.0), changes=(Change.CHEAPER_LINES,)
 )  # share of the run
 def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
@@ -61,7 +111,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
     if step is None or step.before_s is None or outside is None:
         return None
-    if not snapshot.wall_s or not has_enough_steps(snapshot):
+    if not snapshot.wall_s or not has_enough_steps(snapshot) or short_epochs(snapshot, snapshot.thresholds) is not None:
         return None
     passes: dict[str, float] = {
         name: section.self_s - section.step_self_s

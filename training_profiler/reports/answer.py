@@ -13,7 +13,7 @@ from training_profiler.diagnosis.registry import row_of, section_of
 from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.layout import Layout, sentence
-from training_profiler.reports.sections import table_label
+from training_profiler.reports.sections import labels_of, table_label
 from training_profiler.reports.verdict import GOOD, has_nothing_to_fix, important, saved_share, source_line, verdict
 
 MOST_LINES: Final = 24  # of a terminal of 80 columns, from the verdict to the prompt
@@ -138,7 +138,8 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
     place = source_line(snapshot, finding)
     if place is not None:
         line, share = place
-        return f"{share:.0%} of {table_label(section_of(finding) or '', snapshot.sections)} at {line.place} {line.what}"
+        section = table_label(section_of(finding) or "", snapshot.sections, labels_of(snapshot)[0])
+        return f"{share:.0%} of {section} at {line.place} {line.what}"
     lines = str(finding.evidence.get(IN_WORKERS) or finding.evidence.get("lines") or "")
     first, more, _ = lines.partition("), ")
     return f"at {first}{')' * bool(more)}" if lines else ""

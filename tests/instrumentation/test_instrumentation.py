@@ -25,7 +25,11 @@ def test_uninstalling_a_patch_restores_torch_exactly(name):
     patches = Patches()
     PATCHES[name](patches, context=instrumentation.context, torch=torch)
     changed = state_of_torch() != before
-    known = all(owner is sys or owner in owners() for owner in touched_by(patches))
+    # Classes of other tests may replace the call of a module.
+    touched = [
+        each for each in touched_by(patches) if not (isinstance(each, type) and issubclass(each, torch.nn.Module))
+    ]
+    known = all(owner is sys or owner in owners() for owner in touched)
     patches.undo()
     assert changed
     assert known

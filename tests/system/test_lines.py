@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.commands import printed
 from tests.system.scripts import THREE_STEPS, report_command, run_forked, run_without_torch
-from training_profiler.reports.sections import table_label
+from training_profiler.reports.sections import WITHOUT_START, table_label
 from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
@@ -72,13 +72,21 @@ def share_of(lines: list[dict[str, object]], file: str, function: str) -> float:
 def test_stacks_have_the_shares_of_the_report_where_the_start_up_has_most_samples(tmp_path: Path, capsys: Any) -> None:
     outcome = run_without_torch(tmp_path, TWO_RATES, variables=SWIFT)
     assert (outcome.status, outcome.stderr) == (0, "")
-    report, folder = outcome.report, outcome.folder
-    shares = {table_label(name): section["share"] for name, section in report["sections"].items() if section["share"]}
-    assert shares["startup & between steps"] > 0.1
-    seen = dict.fromkeys(shares, 0.0)
+    report, folder, wall_s = outcome.report, outcome.folder, outcome.report["wall_s"]
+    shares = {
+        table_label(name, labels=WITHOUT_START): (section["self_s"] - section["before_s"] - section["after_s"]) / wall_s
+        for name, section in report["sections"].items()
+        if section["share"]
+    }
+    apart = {
+        f"{when} the {which} step": sum(each[f"{when}_s"] for each in report["sections"].values()) / wall_s
+        for when, which in (("before", "first"), ("after", "last"))
+    }
+    assert apart["before the first step"] > 0.1
+    shares, seen = {**shares, **apart}, dict.fromkeys([*shares, *apart], 0.0)
     for line in printed(capsys, "timeline", folder, "--format", "collapsed", "--output", "-").splitlines():
         stack, us = line.rsplit(" ", 1)
-        seen[stack.split(";")[0]] += int(us) / 1e6 / report["wall_s"]
+        seen[stack.split(";")[0]] += int(us) / 1e6 / wall_s
     assert seen == pytest.approx(shares, abs=0.02)
 
 

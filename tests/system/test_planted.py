@@ -196,10 +196,15 @@ def test_slowing_steps_are_found(tmp_path: Path) -> None:
     thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
     often = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "200", "RECTIFIED_FLOW_PROFILE_FLUSH_S": "0.2"}
     _, report = outcome_of("slowing_step", tmp_path, thresholds, **often)
-    assert find(report["findings"], "slowing-down")["evidence"]["rise"] > 0.3
-    grown = report["step_time"]["change"] or report["step_time"]["halves"]
     source = (PLANTED / "slowing_step.py").read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if text.startswith("        mean = sum("))
+    by_code = {finding["code"]: finding for finding in report["findings"]}
+    if "growing-work" in by_code:  # says more, and needs samples of the line in each part of the run
+        what = f"slowing_step.py:{line} main takes longer with history, which grew from"
+        assert by_code["growing-work"]["finding"].startswith(what)
+        return
+    assert by_code["slowing-down"]["evidence"]["rise"] > 0.3
+    grown = report["step_time"]["change"] or report["step_time"]["halves"]
     assert grown["lines"]["other"][0]["line"] == f"slowing_step.py:{line} main"
 
 

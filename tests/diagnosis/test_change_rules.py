@@ -110,6 +110,12 @@ def with_graph(grown: Grown, steps: int = 50) -> Snapshot:
     return replace(run, program=ProgramFacts(grown=(grown,)))
 
 
+def beside_graph(section: str) -> Snapshot:
+    """Return a run in which a section takes longer from one step on, while the graph of each step grows."""
+    run, graph = run_of(sections={section: (0.02, 0.06)}), with_graph(GRAPH_OF, steps=1000)
+    return replace(run, sections={**run.sections, **graph.sections}, program=graph.program)
+
+
 SAYS = {
     "growing-graph": {
         "a state": with_graph(GRAPH_OF),
@@ -124,6 +130,7 @@ SAYS = {
         "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),
     },
     "slower-since": {
+        "a graph that grows, and another section": beside_graph("other"),
         "a section": run_of(),
         "all parts alike": run_of(sections=ALL_ALIKE),
         "three parts alike, as with larger batches": run_of(sections=ALIKE),
@@ -188,6 +195,7 @@ SILENT = {
         "nothing": growing(lines=DECODE),
     },
     "slower-since": {
+        "a graph that grows": beside_graph("backward_pass"),
         "at the threshold": run_of(after_s=0.0839),
         "faster": run_of(after_s=0.04),
         "a trend": run_of(is_abrupt=False),

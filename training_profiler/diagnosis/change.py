@@ -160,6 +160,14 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+def names_growth(snapshot: Snapshot) -> bool:
+    """Return whether another rule names what steps become longer with."""
+    change = None if snapshot.step is None else snapshot.step.change or snapshot.step.halves
+    is_backward = change is not None and cause_of(change)[0] == BACKWARD_PASS
+    rules = (growing_work, growing_graph) if is_backward else (growing_work,)
+    return any(rule(snapshot, snapshot.thresholds) is not None for rule in rules)
+
+
 def _is_reason(grown: Grown, change: StepChange, section: str, line: LineChange | None, steps: int) -> bool:
     """Return whether something grows where, when, and as much as the time of a step does."""
     if grown.kind == SIZE:
@@ -228,7 +236,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     change = abrupt_rise(snapshot, threshold)
     if change is None or snapshot.step is None or work_of(change) is not None:
         return None
-    if growing_work(snapshot, snapshot.thresholds) is not None:
+    if names_growth(snapshot):
         return None
     rise = change.after_s / change.before_s - 1
     slow_steps = snapshot.step.count - change.step + 1

@@ -22,7 +22,7 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copies_all,
-    growing_work,
+    names_growth,
     rest_of_rise,
     when_text,
     work_of,
@@ -241,7 +241,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if does_more(step) or abrupt_rise(snapshot, threshold) is not None:
         return None
-    if growing_work(snapshot, snapshot.thresholds) is not None:
+    if names_growth(snapshot):
         return None
     rise, p_value, of = step.rise, step.rise_p_value, "Step time"
     if step.work_unit:

@@ -235,7 +235,7 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
     callers = [call.site.inside for call in program.calls if call.kind == LOADER]
     # Its loader may be made before the run.
-    is_of_trainer = facts.library == "transformers" or any(
+    is_of_trainer = facts.package == "transformers" or any(
         each.startswith("transformers/trainer.py") for each in callers
     )
     has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""

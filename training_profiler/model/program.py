@@ -212,7 +212,7 @@ class PaddingFacts(NamedTuple):
     part: float  # of operations in forward passes: those at all positions
     what: str  # says that they are padding: "the mask", "padding_idx=0"
     place: str = ""  # the user's function that puts samples together
-    library: str = ""  # else the package that has the function
+    package: str = ""  # else the package that has the function
 
 
 class ActingFacts(NamedTuple):

@@ -1,21 +1,31 @@
+"""Tracebacks are shown without our frames: by the hook for uncaught exceptions, and in what the program catches."""
+
 import os
 import sys
 import traceback
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from training_profiler.instrumentation.patches import calls
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.tracebacks import OURS
 
+INPUTS = torch.ones(4, 2)
 
-def ours(function, *args):
-    """Call ``function`` through a function of a patch."""
-    source = "def patch(function, *args):\n    return function(*args)\n"
+
+def of_ours(source):
+    """Return the function ``patch`` of ``source``, as if a file of the package had it."""
     namespace = {}
     exec(compile(source, os.path.join(OURS, "instrumentation", "patch.py"), "exec"), namespace)
-    return namespace["patch"](function, *args)
+    return namespace["patch"]
+
+
+ours = of_ours("def patch(function, *args):\n    return function(*args)\n")
+failing = of_ours("def patch():\n    raise ValueError\n")
 
 
 def names_in(error):
@@ -35,13 +45,9 @@ def fail():
     raise KeyError("model")
 
 
-def train():
-    ours(fail)
-
-
 @pytest.fixture
-def shown(monkeypatch):
-    """The errors shown by the hook without us; ours is installed in front of it, and removed again."""
+def show():
+    """Return a function that shows an uncaught error; ours is installed in front of the hook, and removed again."""
     shown = []
 
     def show_in_tests(kind, error, error_traceback):
@@ -49,61 +55,36 @@ def shown(monkeypatch):
         assert error_traceback is error.__traceback__
         shown.append(error)
 
-    monkeypatch.setattr(sys, "excepthook", show_in_tests)
-    monkeypatch.setattr(sys, "__excepthook__", show_in_tests)
     patches = Patches()
-    calls.install_excepthook(patches, None, None)
-    yield shown
-    patches.undo()
-    assert sys.excepthook is show_in_tests
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "excepthook", show_in_tests)
+        monkeypatch.setattr(sys, "__excepthook__", show_in_tests)
+        calls.install_excepthook(patches, None, None)
+        yield lambda error: sys.excepthook(type(error), error, error.__traceback__)
+        patches.undo()
+        assert sys.excepthook is show_in_tests
+    assert shown
 
 
-def show(error):
-    sys.excepthook(type(error), error, error.__traceback__)
-
-
-def test_frames_of_patches_are_left_out(shown):
-    error = caught(train)
-    assert names_in(error) == ["caught", "train", "ours", "patch", "fail"]
-    show(error)
-    assert shown == [error]
-    assert names_in(error) == ["caught", "train", "ours", "fail"]
-
-
-def test_nested_frames_of_patches_are_left_out(shown):
-    error = caught(ours, partial(ours, partial(ours, fail)))
-    show(error)
-    assert "patch" not in names_in(error)
-    assert names_in(error)[-1] == "fail"
-
-
-def test_traceback_beginning_in_a_patch_begins_with_the_program(shown):
-    error = caught(ours, fail)
-    while names_in(error)[0] != "patch":
+@pytest.mark.parametrize(
+    ("call", "cut", "before", "after"),
+    [
+        ((ours, fail), 0, ["caught", "patch", "fail"], ["caught", "fail"]),
+        ((ours, partial(ours, partial(ours, fail))), 0, ["caught", *["patch"] * 3, "fail"], ["caught", "fail"]),
+        ((ours, fail), 1, ["patch", "fail"], ["fail"]),
+        ((failing,), 1, ["patch"], []),
+        ((fail,), 0, ["caught", "fail"], ["caught", "fail"]),
+    ],
+)
+def test_frames_of_patches_are_left_out(show, call, cut, before, after):
+    error = caught(*call)
+    for _ in range(cut):
         error.__traceback__ = error.__traceback__.tb_next
+    assert names_in(error) == before
+    first = error.__traceback__
     show(error)
-    assert names_in(error) == ["fail"]
-
-
-def test_traceback_of_patches_alone_is_empty(shown):
-    def failing_patch():
-        source = "def patch():\n    raise ValueError\n"
-        namespace = {}
-        exec(compile(source, os.path.join(OURS, "instrumentation", "patch.py"), "exec"), namespace)
-        return namespace["patch"]
-
-    error = caught(failing_patch())
-    error.__traceback__ = error.__traceback__.tb_next
-    show(error)
-    assert error.__traceback__ is None
-
-
-def test_traceback_without_patches_is_unchanged(shown):
-    error = caught(fail)
-    before = error.__traceback__
-    show(error)
-    assert error.__traceback__ is before
-    assert names_in(error) == ["caught", "fail"]
+    assert names_in(error) == after
+    assert before != after or error.__traceback__ is first
 
 
 def fail_because():
@@ -127,31 +108,31 @@ def fail_for_nothing():
         raise RuntimeError("no model") from None
 
 
-@pytest.mark.parametrize("function", [fail_because, fail_while_handling, fail_for_nothing])
-def test_causes_and_contexts_are_cleaned_too(shown, function):
-    error = caught(function)
-    show(error)
-    assert "patch" not in names_in(error)
-    before = error.__cause__ or error.__context__
-    assert names_in(before)[-1] == "fail"
-    assert "patch" not in names_in(before)
+class Empty(Exception):
+    def __bool__(self):
+        raise TypeError("neither true nor false")
 
 
-def test_falsy_exception_is_followed_as_cause(shown):
-    class Empty(Exception):
-        def __bool__(self):
-            raise TypeError("neither true nor false")
-
-    def fail_with_empty():
+def fail_because_of_nothing():
+    def fail():
         raise Empty
 
-    error = caught(fail)
-    error.__cause__ = caught(ours, fail_with_empty)
+    try:
+        ours(fail)
+    except Empty as error:
+        raise RuntimeError from error
+
+
+@pytest.mark.parametrize("function", [fail_because, fail_while_handling, fail_for_nothing, fail_because_of_nothing])
+def test_causes_and_contexts_are_cleaned_too(show, function):
+    error = caught(function)
     show(error)
-    assert "patch" not in names_in(error.__cause__)
+    before = error.__context__ if error.__cause__ is None else error.__cause__
+    assert "patch" not in names_in(error)
+    assert names_in(before) == [function.__name__, "fail"]
 
 
-def test_cyclic_exception_chain_ends(shown):
+def test_cyclic_exception_chain_ends(show):
     one, other = caught(ours, fail), caught(ours, fail)
     one.__cause__, other.__cause__ = other, one
     show(one)
@@ -164,3 +145,42 @@ def test_excepthook_of_the_program_is_left_alone(monkeypatch):
     calls.install_excepthook(patches, None, None)
     assert sys.excepthook is theirs
     assert patches.are_in_place()
+
+
+class Broken(TensorDataset):
+    def __getitem__(self, index):
+        raise OSError("disk")
+
+
+class BrokenGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(context, gradient):
+        raise OSError("gradient")
+
+
+FAILURES = {
+    "forward pass": lambda model: model(torch.ones(1, 7)),
+    "fetch": lambda model: next(iter(DataLoader(Broken(INPUTS)))),
+    "backward pass": lambda model: BrokenGradient.apply(model(INPUTS)).sum().backward(),
+    "checkpoint": lambda model: torch.save([1], "no/such/folder/model.pt"),
+    "update": lambda model: torch.optim.LBFGS(model.parameters()).step(lambda: 1 / 0),
+    "gradient norm": lambda model: nn.utils.clip_grad_norm_(7, 1.0),
+    "transfer": lambda model: INPUTS.to("no such device"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_errors_that_pass_through_patches_have_no_frames_of_ours(instrumented, show, failure):
+    instrumented.context.current_detector()
+    error = caught(failure, nn.Linear(2, 1))
+    text = "".join(traceback.format_exception(error))
+    assert "training_profiler/instrumentation" not in text
+    assert "frozen importlib" not in text
+    show(error)
+    shown = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert shown[:2] == [__name__, __name__]
+    assert not [name for name in shown if name.startswith("training_profiler")]

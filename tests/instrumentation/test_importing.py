@@ -1,3 +1,5 @@
+"""An action runs once, right after the import of the module that it waits for."""
+
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -9,6 +11,7 @@ import pytest
 from training_profiler.instrumentation.patching import after_import
 
 NAME = "awaited_module"
+IMPORTED = ["imported", "in sys.modules: True"]
 
 
 @pytest.fixture
@@ -41,26 +44,21 @@ def wait(imported):
         off()
 
 
-def test_action_runs_right_after_the_import(wait, imported):
-    wait()
-    module = importlib.import_module(NAME)
-    assert imported == ["imported", "in sys.modules: True"]
-    assert module.value == 7
-
-
-def test_find_spec_does_not_import_or_stop_waiting(wait, imported):
+def test_action_runs_once_after_the_import_that_leaves_module_and_loader_as_they_were(wait, imported):
+    plain = dict(vars(importlib.import_module(NAME).__spec__.loader))
+    del sys.modules[NAME]
+    imported.clear()
+    before = list(sys.meta_path)
     wait()
     for _ in range(3):
-        assert importlib.util.find_spec(NAME).name == NAME
-    assert imported == []
-    importlib.import_module(NAME)
-    assert imported == ["imported", "in sys.modules: True"]
-
-
-def test_action_runs_once(wait, imported):
-    wait()
-    importlib.reload(importlib.import_module(NAME))
-    assert imported == ["imported", "in sys.modules: True", "imported"]
+        assert importlib.util.find_spec(NAME).name == NAME  # which imports nothing
+    assert (imported, len(sys.meta_path)) == ([], len(before) + 1)
+    module = importlib.import_module(NAME)
+    assert (imported, module.value, sys.meta_path) == (IMPORTED, 7, before)
+    assert vars(module.__spec__.loader) == plain
+    assert type(module.__loader__) is importlib.machinery.SourceFileLoader
+    importlib.reload(module)
+    assert imported == [*IMPORTED, "imported"]
 
 
 def test_first_executed_spec_runs_the_action(wait, imported):
@@ -70,42 +68,19 @@ def test_first_executed_spec_runs_the_action(wait, imported):
         module = importlib.util.module_from_spec(spec)
         sys.modules[NAME] = module
         spec.loader.exec_module(module)
-    assert imported == ["imported", "in sys.modules: True", "imported"]
-
-
-def test_finder_is_removed_after_the_import(wait, imported):
-    before = list(sys.meta_path)
-    wait()
-    assert len(sys.meta_path) == len(before) + 1
-    importlib.import_module(NAME)
-    assert sys.meta_path == before
-
-
-def test_module_and_loader_are_unchanged(wait, imported):
-    plain = dict(vars(importlib.import_module(NAME).__spec__.loader))
-    del sys.modules[NAME]
-    wait()
-    module = importlib.import_module(NAME)
-    assert vars(module.__spec__.loader) == plain
-    assert type(module.__loader__) is importlib.machinery.SourceFileLoader
+    assert imported == [*IMPORTED, "imported"]
 
 
 def test_cancelling_restores_the_import_system(wait, imported):
     before = list(sys.meta_path)
     off = wait()
+    spec = importlib.util.find_spec(NAME)
     off()
     off()
     assert sys.meta_path == before
-    importlib.import_module(NAME)
-    assert imported == ["imported"]
-
-
-def test_spec_found_before_cancelling_runs_no_action(wait, imported):
-    off = wait()
-    spec = importlib.util.find_spec(NAME)
-    off()
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    assert imported == ["imported"]
+    importlib.import_module(NAME)
+    assert imported == ["imported", "imported"]
 
 
 def test_failed_import_keeps_waiting(wait, imported):
@@ -116,14 +91,10 @@ def test_failed_import_keeps_waiting(wait, imported):
     assert imported == ["tried", "tried"]
 
 
-def test_missing_module_stays_missing(wait):
+def test_missing_module_stays_missing_and_others_are_ignored(wait, imported):
     wait("module_that_is_nowhere")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("module_that_is_nowhere")
-
-
-def test_other_modules_are_ignored(wait, imported):
-    wait("module_that_is_nowhere")
     importlib.import_module(NAME)
     assert imported == ["imported"]
 
@@ -145,8 +116,7 @@ def test_loader_used_twice_runs_the_action_once(wait, imported):
     importlib.util.find_spec(NAME)
     importlib.util.find_spec(NAME)
     importlib.import_module(NAME)
-    assert imported == ["imported", "in sys.modules: True"]
-    assert vars(finder) == {}
+    assert (imported, vars(finder)) == (IMPORTED, {})
 
 
 class OldFinder:
@@ -169,17 +139,10 @@ class ClassLoader(importlib.abc.MetaPathFinder):
         sys.imported.append("imported")
 
 
-def test_finder_without_find_spec_is_skipped(wait, imported):
-    sys.meta_path.insert(0, OldFinder())
+@pytest.mark.parametrize(("finder", "seen"), [(OldFinder(), IMPORTED), (ClassLoader, ["imported"])])
+def test_finders_and_loaders_of_other_kinds_are_left_alone(wait, imported, finder, seen):
+    sys.meta_path.insert(0, finder)
     wait()
-    importlib.import_module(NAME)
-    assert imported == ["imported", "in sys.modules: True"]
-
-
-def test_class_loader_is_left_alone(wait, imported):
-    sys.meta_path.insert(0, ClassLoader)
     before = dict(vars(ClassLoader))
-    wait()
     importlib.import_module(NAME)
-    assert imported == ["imported"]
-    assert dict(vars(ClassLoader)) == before
+    assert (imported, dict(vars(ClassLoader))) == (seen, before)

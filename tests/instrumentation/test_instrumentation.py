@@ -1,12 +1,10 @@
 import logging
 import sys
-import types
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tests.support.instrumented import OPTIMIZER, on_another_thread, owners, state_of_torch
+from tests.support.instrumented import OPTIMIZER, owners, state_of_torch
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
@@ -64,51 +62,6 @@ def test_patched_functions_keep_their_names(instrumented):
     assert torch.save is torch.serialization.save
 
 
-class Lacking:
-    """A module that lacks a name, given as a dotted path; replacements are stored here."""
-
-    def __init__(self, module, lacks, path=""):
-        self.__dict__["_about"] = (module, lacks, path)
-
-    def __getattr__(self, name):
-        module, lacks, path = self._about
-        dotted = f"{path}.{name}".lstrip(".")
-        if dotted == lacks:
-            raise AttributeError(f"torch has no {dotted}")
-        value = getattr(module, name)
-        if isinstance(value, types.ModuleType):
-            value = self.__dict__[name] = Lacking(value, lacks, dotted)
-        return value
-
-
-LACKS = {
-    "data loading": "utils.data.dataloader._BaseDataLoaderIter",
-    "gradient scaler": "amp.GradScaler",
-    "transfer": "device",
-    "gradient norms": "nn.utils.clip_grad",
-    "weight averaging": "optim.swa_utils",
-    "checkpoints": "serialization",
-    "collectives": "distributed.distributed_c10d",
-    "gradient synchronization": "nn.parallel.DistributedDataParallel",
-    "tracers": "jit._trace",
-}
-
-
-@pytest.mark.parametrize("name", LACKS)
-def test_patch_without_its_target_is_skipped_and_noted(name):
-    before = state_of_torch()
-    instrumentation = Instrumentation(Recorder(), lambda: None)
-    try:
-        instrumentation.install(Lacking(torch, LACKS[name]))
-        installed = set(instrumentation._patches)
-    finally:
-        instrumentation.uninstall()
-    assert set(instrumentation.missing) == {name}
-    assert set(PATCHES) - installed == {name}
-    assert instrumentation.notes() == [f"not instrumented: {name} (AttributeError: torch has no {LACKS[name]})"]
-    assert state_of_torch() == before
-
-
 def test_half_installed_patch_is_undone(monkeypatch):
     monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
     before = state_of_torch()
@@ -131,30 +84,6 @@ def test_session_starts_at_the_first_event(instrumented):
     assert instrumented.sessions == 1
     assert instrumented.context.current_detector() is instrumented.context.detector
     assert instrumented.sessions == 1
-
-
-def test_other_thread_has_no_detector(instrumented):
-    instrumented.context.current_detector()
-    assert on_another_thread(instrumented.context.current_detector) is None
-
-
-def test_training_thread_takes_over_from_idle_one(instrumented):
-    first = instrumented.context.current_detector()
-    with ThreadPoolExecutor(1) as other:
-        second = other.submit(instrumented.context.confirm_training).result()
-        assert second is not None
-        assert second is not first
-        assert second.pending.events is not first.pending.events
-        assert instrumented.context.current_detector() is None
-        assert instrumented.context.confirm_training() is None
-
-
-def test_successor_of_ended_training_thread_gets_its_own_detector(instrumented):
-    first = on_another_thread(instrumented.context.confirm_training)
-    second = instrumented.context.confirm_training()
-    assert second is not None
-    assert second is not first
-    assert instrumented.context.confirm_training() is second
 
 
 def test_without_a_session_all_patches_are_removed():

@@ -2,7 +2,8 @@
 
 | letter | event |
 | --- | --- |
-| `d` `D` | a batch of the training loader (1 s), of the validation loader (0.5 s) |
+| `d` `D` `K` | a batch of the training loader (1 s), of the validation loader, of a second one (0.5 s each) |
+| `W` | workers of a loader are started (5 s) |
 | `/` `;` | the training loader is empty, the validation loader is empty |
 | `z` `Z` | the iterator of the training loader, of the validation loader is dropped |
 | `f` `g` | a call of the model, of a second model (2 s each) |
@@ -30,8 +31,19 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.fake_training import EPOCH as COUNTS
-from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss, epochs, phases
-from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
+from tests.support.fake_training import (
+    FakeLoader,
+    FakeModule,
+    FakeOptimizer,
+    FakeTraining,
+    Figures,
+    Loss,
+    epochs,
+    phases,
+)
+from tests.support.recording import FakeRun
+from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_FRAMES, MAX_TEACHER_CALLS
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES
 
 MANY = 10**6
 STEP = "dfbu"
@@ -129,11 +141,13 @@ class Program:
             "l": Loss(training),
             "t": FakeModule(training, requires_grad=False, seconds=1),
         }
-        self.loaders = {"d": FakeLoader(training, MANY), "D": FakeLoader(training, MANY, seconds=0.5)}
+        self.loaders = {"d": FakeLoader(training, MANY)}
+        self.loaders |= {name: FakeLoader(training, MANY, seconds=0.5) for name in "DK"}
         self.passes = {}
         calls, policy = Calls(training, self.models["f"]), Policy(training)
         self.functions = {
             "M": training.detector.resolve_pending,
+            "W": training.start_workers,
             "s": training.save,
             "b": training.backward,
             "r": calls.collect_rollout,
@@ -151,7 +165,10 @@ class Program:
             "y": policy.rectified,
         }
 
-    def make(self, events: str, after_each: Callable[[], object] = lambda: None) -> None:
+    def make(self, events: str, after_each: Callable[[], object] = lambda: None, frames: int = MAX_FRAMES) -> None:
+        if frames:  # the name of the test, which says that it evaluates, is too far away to be read
+            self.make(events, after_each, frames - 1)
+            return
         for event in events:
             if event in self.models:
                 self.models[event](0)
@@ -164,7 +181,7 @@ class Program:
     def do(self, event: str) -> None:
         training = self.training
         match event:
-            case "d" | "D":
+            case "d" | "D" | "K":
                 next(self.passes.setdefault(event, iter(self.loaders[event])))
             case "/" | ";":
                 batches = self.passes.pop({"/": "d", ";": "D"}[event])
@@ -231,6 +248,12 @@ TRAININGS = {
     "accumulated gradients": Loop(
         2 * (3 * "dfb" + STEP) + "/", counts(8, 2, data_loading=8, first_fetch=1), 2 * [25.0]
     ),
+    "workers of the training stay in its step": Loop(
+        2 * ("W" + EPOCH + VALIDATION),
+        epochs(2, worker_start=2, **phases(4, 2)),
+        [7.0, 7.0, 7.0, 12.0, 7.0, 7.0],
+        begin_s=5.0,
+    ),
     "a skipped update ends no step": Loop("dfbu" + "dfbx" + "dfbu/", COUNTS, [7.0, 14.0]),
     "two optimizers in turns make one step": Loop(
         3 * "dfbugbU" + "/", counts(6, data_loading=3, first_fetch=1), 3 * [13.0]
@@ -285,6 +308,7 @@ FORWARD_PASSES = {
         {"validation_epoch/forward_pass": 12.0, "validation_epoch": 14.0},
     ),
 }
+WITH_WORKERS = epochs(2, **phases(4, 2), **{"validation_epoch/worker_start": 2})
 EVALUATIONS = {
     "gradients are off around the loop": Loop(
         2 * (EPOCH + "E(" + 4 * "Df" + ";)T"),
@@ -330,6 +354,37 @@ EVALUATIONS = {
         epochs(2, **phases(2)),
         [7.0, 7.0, 7.0, 12.0, 7.0, 7.0],
         {"validation_epoch": 5.0, "": 5.0},
+    ),
+    "two loaders at once": Loop(
+        EPOCH + 4 * "DK(f)" + ";",
+        epochs(1, **phases() | {"validation_epoch/data_loading": 8, "validation_epoch/first_fetch": 2}),
+        3 * [7.0],
+        {"validation_epoch": 12.0},
+    ),
+    "workers of its loader are a part of it, gradients off around it": Loop(
+        2 * (EPOCH + "(W" + 4 * "Df" + ";)"), WITH_WORKERS, 6 * [7.0], {"validation_epoch/worker_start": 10.0}
+    ),
+    "workers of its loader are a part of it, gradients off in it": Loop(
+        2 * (EPOCH + "W" + VALIDATION), WITH_WORKERS, 6 * [7.0], {"validation_epoch/worker_start": 10.0}
+    ),
+    "workers of its loader are a part of it, with gradients": Loop(
+        2 * (EPOCH + "W" + 4 * "Df" + ";"),
+        WITH_WORKERS,
+        6 * [7.0],
+        {"validation_epoch/worker_start": 10.0},
+        with_grad=(8, 16.0),
+    ),
+    "a pass mistaken for one becomes training after some steps": Loop(
+        "(df)" + 10 * STEP,
+        {
+            **counts(10, data_loading=10 - MAX_MISSES - 1),
+            "validation_epoch": 3,
+            "validation_epoch/data_loading": 4,
+            "validation_epoch/first_fetch": 1,
+            "validation_epoch/forward_pass": 1,
+        },
+        3 * [6.0] + 7 * [7.0],
+        begin_s=4.0,
     ),
     "on the loader of the training": Loop(2 * (EPOCH + 3 * "d(f)" + "/"), epochs(2, **phases(3, 2)), 6 * [7.0]),
     "before the first step": Loop("(" + 4 * "Df" + ";).." + EPOCH, epochs(1, **phases()), 3 * [7.0], begin_s=12.0),
@@ -452,6 +507,15 @@ WITHOUT_A_NAME = {
         3 * ("fbu(f)" + LEARN), counts(12, **evaluated(3, 3)), 12 * [6.0]
     ),
     "texts generated for each update feed it": Loop(3 * "EGTfbu", counts(3, forward_without_grad=12), 3 * [18.0]),
+    "in train mode without any training they are none": Loop("(fff)", {"forward_without_grad": 3}, []),
+    "many in train mode without any training are none": Loop("(" + 65 * "f" + ")", {"forward_without_grad": 65}, []),
+    "in eval mode without any training they evaluate": Loop("E(fff)", evaluated(1, 3), []),
+    "many in eval mode before the first step evaluate": Loop(
+        "E(" + 65 * "f" + ")T" + LEARN, counts(3, **evaluated(1, 65)), 3 * [6.0], begin_s=130.0
+    ),
+    "many by another model before the first step make data": Loop(
+        "(" + 65 * "g" + ")" + LEARN, counts(3, forward_without_grad=65), 3 * [6.0], begin_s=130.0
+    ),
     "many calls of a frozen judge evaluate": Loop(
         3 * ("fbu(" + 65 * "t" + ")"), counts(3, **evaluated(3, 195)), 3 * [6.0]
     ),
@@ -514,14 +578,15 @@ TRAINED = {name: loop for loops in DRAINED for name, loop in loops.items() if lo
 
 @pytest.mark.parametrize("loop", TRAINED.values(), ids=TRAINED)
 def test_events_may_be_drained_between_any_two(loop: Loop) -> None:
-    training = FakeTraining()
+    def figures(drain: Callable[[FakeRun], None]) -> Figures:
+        training = FakeTraining()
 
-    def drain() -> None:
-        training.spend(0.25)
-        training.run.drain()
-        training.spend(0.25)
+        def pause() -> None:
+            training.spend(0.25)
+            drain(training.run)
+            training.spend(0.25)
 
-    Program(training).make(loop.events, drain)
-    stats = training.finish()
-    assert stats.counts == loop.counts
-    assert len(stats.step_s) == len(loop.step_s)
+        Program(training).make(loop.events, pause)
+        return training.finish()
+
+    assert figures(FakeRun.drain) == figures(lambda run: None)

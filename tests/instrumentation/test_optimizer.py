@@ -30,36 +30,6 @@ def updates() -> OpenUpdates:
     return OpenUpdates()
 
 
-def test_single_update_is_outermost(updates):
-    optimizer = Optimizer(updates)
-    for _ in range(3):
-        optimizer.step()
-    assert optimizer.begun == [(True, False)] * 3
-    assert optimizer.ended == [True] * 3
-    assert updates.open == []
-
-
-def test_nested_update_is_not_outermost(updates):
-    inner = Optimizer(updates)
-    outer = Optimizer(updates, inner.step)
-    outer.step()
-    assert (inner.begun, inner.ended) == ([(False, False)], [False])
-    assert (outer.begun, outer.ended) == ([(True, False)], [True])
-
-
-def test_base_class_update_is_part_of_the_subclass_update(updates):
-    class Subclass(Optimizer):
-        def step(self):
-            self.begun.append(self.updates.begin(self, sys._getframe()))
-            super().step()
-            self.ended.append(self.updates.end(self))
-
-    optimizer = Subclass(updates)
-    optimizer.step()
-    assert optimizer.begun == [(True, False), (False, False)]
-    assert optimizer.ended == [False, True]
-
-
 def test_update_after_a_failed_one_is_outermost_and_reports_it(updates):
     optimizer = Optimizer(updates, error=ValueError())
     with pytest.raises(ValueError):  # noqa: PT011
@@ -94,11 +64,6 @@ def test_failed_inner_update_ends_with_the_outer(updates):
 
 def test_end_without_begin_is_ignored(updates):
     assert not updates.end(Optimizer(updates))
-
-
-def test_update_without_frame_is_outermost(updates):
-    assert updates.begin(self_made := object(), None) == (True, False)
-    assert updates.end(self_made)
 
 
 def test_code_between_an_update_and_clearing_gradients_is_not_the_optimizers(instrumented):

@@ -21,11 +21,7 @@ class Owner(Base):
 
 def named(name):
     """Return a wrapper of functions that adds ``name`` first."""
-
-    def make(original):
-        return lambda *args: f"{name}+{original(*args)}"
-
-    return make
+    return lambda original: lambda *args: f"{name}+{original(*args)}"
 
 
 @pytest.fixture
@@ -41,66 +37,29 @@ def module():
     return module
 
 
-def test_attribute_is_replaced(owner):
-    Patches().replace(owner, "own", named("ours"))
-    assert owner().own() == "ours+own"
-
-
 def test_undo_restores_the_owner(owner, module):
     before = dict(vars(owner)), dict(vars(module))
     patches = Patches()
-    for name in ("own", "static"):
+    for name in ("own", "static", "inherited", "own"):
         patches.replace(owner, name, named("ours"))
     patches.replace(module, "save", named("ours"))
+    assert (owner().own(), owner().inherited(), module.save()) == ("ours+ours+own", "ours+base", "ours+save")
     patches.undo()
     assert (dict(vars(owner)), dict(vars(module))) == before
-    assert isinstance(vars(owner)["static"], staticmethod)
 
 
-def test_undo_deletes_an_inherited_attribute(owner):
+def test_what_others_have_replaced_or_deleted_since_is_theirs(owner):
     patches = Patches()
-    patches.replace(owner, "inherited", named("ours"))
-    assert owner().inherited() == "ours+base"
-    patches.undo()
-    assert "inherited" not in vars(owner)
-    assert owner().inherited() == "base"
-
-
-def test_attribute_replaced_twice_is_restored(owner):
-    before = vars(owner)["own"]
-    patches = Patches()
-    patches.replace(owner, "own", named("first"))
-    patches.replace(owner, "own", named("second"))
-    assert owner().own() == "second+first+own"
-    patches.undo()
-    assert vars(owner)["own"] is before
-
-
-def test_attribute_replaced_by_others_is_kept(owner):
-    patches = Patches()
-    patches.replace(owner, "own", named("ours"))
-    patches.replace(owner, "inherited", named("ours"))
+    assert patches.are_in_place()
+    for name in ("own", "static", "inherited"):
+        patches.replace(owner, name, named("ours"))
+    assert patches.are_in_place()
     owner.own = theirs = lambda self: "theirs"
+    assert not patches.are_in_place()
+    del owner.static
     patches.undo()
     assert vars(owner)["own"] is theirs
-    assert "inherited" not in vars(owner)
-
-
-def test_attribute_deleted_by_others_stays_deleted(owner):
-    patches = Patches()
-    patches.replace(owner, "own", named("ours"))
-    del owner.own
-    patches.undo()
-    assert "own" not in vars(owner)
-
-
-def test_patches_are_in_place_until_one_is_replaced(owner):
-    patches = Patches()
-    assert patches.are_in_place()
-    patches.replace(owner, "own", named("ours"))
-    assert patches.are_in_place()
-    owner.own = lambda self: "theirs"
-    assert not patches.are_in_place()
+    assert not {"static", "inherited"} & vars(owner).keys()
 
 
 def test_missing_attribute_raises_and_replaces_nothing(owner):
@@ -113,21 +72,17 @@ def test_missing_attribute_raises_and_replaces_nothing(owner):
 
 
 def test_repeated_patch_is_the_same_function(module):
-    package = types.ModuleType("package")
+    package, other = types.ModuleType("package"), types.ModuleType("other")
     package.save = original = module.save
     patches = Patches()
     patches.replace(module, "save", named("ours"))
-    patches.repeat(module, package, "save")
+    for alias in (package, other):
+        patches.repeat(module, alias, "save")
     assert package.save is module.save
     assert package.save() == "ours+save"
+    assert not hasattr(other, "save")
     patches.undo()
     assert package.save is module.save is original
-
-
-def test_missing_alias_is_skipped(module):
-    package = types.ModuleType("package")
-    Patches().repeat(module, package, "save")
-    assert not hasattr(package, "save")
 
 
 def test_kept_undo_functions_run_once_last_first():

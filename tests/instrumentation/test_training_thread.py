@@ -1,134 +1,78 @@
+"""Which thread is the training thread, after what the main thread, one that lives on, and ended ones have asked."""
+
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.support.instrumented import on_another_thread
 from training_profiler.instrumentation.context import FETCH, FORWARD, FREE, TrainingThread
 
-
-def test_first_thread_to_ask_is_the_training_thread():
-    training_thread = TrainingThread()
-    assert training_thread.is_current()
-    assert not on_another_thread(training_thread.is_current)
-    assert training_thread.is_current()
+YES, NO = True, False
+# A letter for the thread (main, other, ended) and one for what it asks: is it current, is it with a module call, does
+# it claim; and the answer.
+QUESTIONS = {
+    "the first thread to ask": [("m?", YES), ("e?", NO), ("m?", YES)],
+    "a claim is stronger than a question": [("m?", YES), ("o!", YES), ("o?", YES), ("m?", NO)],
+    "the main thread wins with a module call": [("e?", YES), ("m?", NO), ("m(", YES), ("e?", NO)],
+    "between equals nothing changes": [("m(", YES), ("e(", NO), ("m?", YES)],
+    "a module call is stronger than a fetch": [("m?", YES), ("e(", YES), ("m?", NO)],
+    "the main thread is not stronger than a claim": [("o!", YES), ("m(", NO), ("m!", NO)],
+    "another thread follows one that has ended": [("e!", YES), ("m?", YES), ("e(", YES), ("m!", YES), ("e!", NO)],
+    "a claim is for good": [("m!", YES), ("e!", NO), ("e?", NO), ("m!", YES), ("m?", YES)],
+    "a question claims nothing": [("m?", YES), ("e!", YES)],
+}
 
 
 @pytest.fixture
-def other():
+def thread() -> TrainingThread:
+    return TrainingThread()
+
+
+@pytest.fixture
+def other() -> Iterator[Any]:
     """A thread that lives as long as the test."""
-    with ThreadPoolExecutor(1) as thread:
-        yield lambda work: thread.submit(work).result()
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda work: pool.submit(work).result()
 
 
-def test_confirmed_thread_takes_over(other):
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    training_thread.busy_with = FORWARD
-
-    def train():
-        return training_thread.claim(), training_thread.is_current(), training_thread.busy_with
-
-    assert other(train) == (True, True, FREE)
-    assert not training_thread.is_current()
-
-
-def test_main_thread_takes_over_with_a_module_call():
-    training_thread = TrainingThread()
-    assert on_another_thread(training_thread.is_current)
-    training_thread.busy_with = FETCH
-    assert not training_thread.is_current()
-    assert training_thread.is_current(is_module_call=True)
-    assert training_thread.busy_with == FREE
-    assert not on_another_thread(training_thread.is_current)
+@pytest.mark.parametrize("questions", QUESTIONS.values(), ids=QUESTIONS)
+def test_the_training_thread_is_the_one_with_the_strongest_sign(
+    thread: TrainingThread, other: Any, questions: list[tuple[str, bool]]
+) -> None:
+    on = {"m": lambda work: work(), "o": other, "e": on_another_thread}
+    ask = {"?": thread.is_current, "(": lambda: thread.is_current(is_module_call=True), "!": thread.claim}
+    is_confirmed = False
+    for (who, what), answer in questions:
+        assert on[who](ask[what]) is answer
+        is_confirmed |= what == "!"
+        assert thread.is_confirmed or not is_confirmed or answer
 
 
-def test_other_thread_does_not_take_over_from_an_equal():
-    training_thread = TrainingThread()
-    training_thread.is_current(is_module_call=True)
-    assert not on_another_thread(lambda: training_thread.is_current(is_module_call=True))
-    assert training_thread.is_current()
+def test_what_a_thread_was_in_is_forgotten_with_it_alone(thread: TrainingThread, other: Any) -> None:
+    thread.is_current()
+    thread.busy_with = FORWARD
+    assert thread.claim()
+    assert thread.busy_with == FORWARD
+    thread.reset()
+    assert (thread.busy_with, thread.is_confirmed) == (FREE, False)
+    thread.busy_with = FETCH
+    assert other(thread.claim)
+    assert thread.busy_with == FREE
 
 
-def test_other_thread_takes_over_from_one_that_only_fetched():
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    assert on_another_thread(lambda: training_thread.is_current(is_module_call=True))
-    assert not training_thread.is_current()
-
-
-def test_fetching_thread_does_not_block_training_on_another():
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    fetch = training_thread.fetch_begins()
-
-    def train():
-        return training_thread.busy_with, training_thread.claim()
-
-    assert on_another_thread(train) == (FREE, True)
-    assert not training_thread.is_current(is_module_call=True)
-    training_thread.busy_with = FORWARD
-    training_thread.fetch_ends(fetch)
-    assert training_thread.busy_with == FORWARD
-
-
-def test_calls_inside_a_fetch_are_ignored():
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    fetch = training_thread.fetch_begins()
-    assert not training_thread.is_current(is_module_call=True)
-    assert not training_thread.claim()
-    training_thread.fetch_ends(fetch)
-    assert training_thread.claim()
-    fetch = training_thread.fetch_begins()
-    assert training_thread.busy_with == FETCH
-    training_thread.fetch_ends(fetch)
-    assert training_thread.busy_with == FREE
-
-
-def test_reset_after_fork():
-    training_thread = TrainingThread()
-    training_thread.claim()
-    training_thread.busy_with = FETCH
-    training_thread.reset()
-    assert on_another_thread(training_thread.claim)
-    assert training_thread.busy_with == FREE
-
-
-def test_main_thread_does_not_take_over_from_confirmed_thread(other):
-    training_thread = TrainingThread()
-    assert other(training_thread.claim)
-    assert not training_thread.is_current(is_module_call=True)
-
-
-def test_other_thread_may_train_after_the_end_of_the_confirmed_one():
-    training_thread = TrainingThread()
-    assert on_another_thread(training_thread.claim)
-    assert training_thread.is_current()
-    assert not training_thread.is_confirmed
-    assert training_thread.claim()
-    assert not on_another_thread(training_thread.claim)
-
-
-def test_confirmed_thread_stays_the_training_thread():
-    training_thread = TrainingThread()
-    assert training_thread.claim()
-    assert not on_another_thread(training_thread.claim)
-    assert not on_another_thread(training_thread.is_current)
-    assert training_thread.claim()
-    assert training_thread.is_current()
-
-
-def test_claim_of_the_same_thread_keeps_busy_with():
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    training_thread.busy_with = FETCH
-    assert training_thread.claim()
-    assert training_thread.busy_with == FETCH
-    assert training_thread.is_confirmed
-
-
-def test_asking_does_not_confirm():
-    training_thread = TrainingThread()
-    training_thread.is_current()
-    assert not training_thread.is_confirmed
-    assert on_another_thread(training_thread.claim)
+def test_a_fetch_hides_what_is_called_in_it_and_blocks_no_training_elsewhere(thread: TrainingThread) -> None:
+    thread.is_current()
+    fetch = thread.fetch_begins()
+    assert not thread.is_current(is_module_call=True)
+    assert not thread.claim()
+    assert on_another_thread(lambda: (thread.busy_with, thread.claim())) == (FREE, True)
+    thread.busy_with = FORWARD
+    thread.fetch_ends(fetch)
+    assert thread.busy_with == FORWARD
+    assert thread.claim()  # the other one has ended
+    fetch = thread.fetch_begins()
+    assert thread.busy_with == FETCH
+    thread.fetch_ends(fetch)
+    assert thread.busy_with == FREE

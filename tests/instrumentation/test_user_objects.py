@@ -101,11 +101,6 @@ def test_objects_are_copied_identically(plain, trained, name):
     assert list(vars(ours)) == list(vars(theirs))
 
 
-def test_copied_model_computes_the_same(trained):
-    inputs = torch.ones(1, 2)
-    assert torch.equal(copy.deepcopy(trained.model)(inputs), trained.model(inputs))
-
-
 def saved(value):
     buffer = io.BytesIO()
     torch.save(value, buffer)
@@ -113,35 +108,11 @@ def saved(value):
     return buffer
 
 
-def test_whole_model_is_saved_and_loaded(trained):
-    loaded = torch.load(saved(trained.model), weights_only=False)
-    assert torch.equal(loaded[0].weight, trained.model[0].weight)
-
-
-def test_model_saved_while_instrumented_loads_without_us():
-    with instrumented_torch():
-        training = Training().run()
-        buffer = saved(training.model)
-    loaded = torch.load(buffer, weights_only=False)
-    assert torch.equal(loaded(torch.ones(1, 2)), training.model(torch.ones(1, 2)))
-
-
-@pytest.mark.parametrize("name", ["model", "optimizer", "schedule", "average"])
-def test_state_loads_with_weights_only(trained, name):
-    loaded = torch.load(saved(getattr(trained, name).state_dict()), weights_only=True)
-    assert list(loaded) == list(getattr(trained, name).state_dict())
-
-
 @needs_torch(2, 5, "allow lists for a while came then")
 def test_whole_model_loads_with_allow_list_of_its_classes(trained):
     with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
         loaded = torch.load(saved(trained.model), weights_only=True)
     assert torch.equal(loaded[2].bias, trained.model[2].bias)
-
-
-def test_training_is_bit_identical(plain, trained):
-    for theirs, ours in zip(plain.model.parameters(), trained.model.parameters(), strict=True):
-        assert torch.equal(theirs, ours)
 
 
 def test_deleted_model_is_not_kept_alive(instrumented):

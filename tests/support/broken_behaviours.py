@@ -36,7 +36,7 @@ instrumentation/loop_detection/phase_detector.py | instrumentation/test_loops.py
 instrumentation/loop_detection/phase_detector.py | instrumentation/test_loaders.py
 - self.is_open and not loader_pass.fetches and 0 != self._evaluated
 + False and 0 != self._evaluated
-instrumentation/loop_detection/phase_detector.py | instrumentation/test_phase_detector.py instrumentation/test_loops.py
+instrumentation/loop_detection/phase_detector.py | instrumentation/test_loop_detector.py instrumentation/test_loops.py
 - return self.is_open and (latest is None or latest.kind is not _UNKNOWN)
 + return self.is_open and latest is None
 instrumentation/loop_detection/loader_passes.py | instrumentation/test_passes.py

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes
-from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
 
 
 class Figures(NamedTuple):
@@ -125,6 +125,15 @@ class FakeTraining:
         self.pending.record(self.codes.checkpoint)
         self.clock.advance(seconds)
         self.pending.record(-self.codes.checkpoint)
+
+    def start_workers(self, seconds: float = 5.0) -> None:
+        """Start the workers of a loader, as the patch of data loaders records it."""
+        codes = (time_only(self.codes.data_loading), self.codes.worker_start)
+        for code in codes:
+            self.pending.record(code)
+        self.clock.advance(seconds)
+        for code in reversed(codes):
+            self.pending.record(-code)
 
     def finish(self) -> Figures:
         """End the run and return its results; checks that its times add up."""

@@ -1,10 +1,11 @@
 """Statistics of a fake DDP module: a synchronization takes 3 ms, of which 1 ms is hidden."""
 
-import threading
+from collections.abc import Callable
 
 import pytest
 import torch.distributed
 
+from tests.support.instrumented import on_another_thread
 from tests.support.recording import FakeClock
 from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
 from training_profiler.model.ranks import GradientSyncTotals
@@ -13,15 +14,8 @@ MS = 1_000_000
 WALL_NS = 5_000_000_000_000  # difference between the time of day and the recorder's clock
 
 
-class Group:
-    def size(self):
-        return 2
-
-
 class Module:
     """A fake DDP module: shows the times of a synchronization when the next forward pass begins."""
-
-    process_group = Group()
 
     def __init__(self, clock, device="cpu"):
         self.device = torch.device(device)
@@ -63,42 +57,46 @@ def _world(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
 
 
-@pytest.fixture
-def sync_points():
-    return SyncPoints()
-
-
-@pytest.fixture
-def gradient_sync(clock, sync_points):
-    return GradientSync(sync_points, clock, lambda: WALL_NS + clock())
-
-
-@pytest.fixture
-def module(clock, gradient_sync):
-    one = Module(clock)
-    gradient_sync.add_module(one)
-    return one
-
-
 class Training:
-    """Steps of a tenth of a second each."""
+    """Steps of a tenth of a second each, and the modules that they call."""
 
-    def __init__(self, gradient_sync: GradientSync, clock: FakeClock) -> None:
-        self.gradient_sync, self.clock = gradient_sync, clock
+    def __init__(self, clock: FakeClock, backwards: Callable[[], int | None] = lambda: None) -> None:
+        self.clock, self.sync_points = clock, SyncPoints()
+        self.sync = GradientSync(self.sync_points, clock, lambda: WALL_NS + clock(), backwards)
         self.steps = 0
+        self.modules: list[Module] = []
+
+    def add(self, device="cpu", ranks=2) -> Module:
+        module = Module(self.clock, device)
+        module.process_group = type("Group", (), {"size": lambda self: ranks})()
+        self.modules.append(module)
+        self.sync.add_module(module)
+        return module
 
     def end_step(self, seconds=0.1):
         self.clock.advance(seconds)
-        self.gradient_sync.step_ended(self.steps, self.clock())
+        self.sync.step_ended(self.steps, self.clock())
         self.steps += 1
+
+    def follow(self, events: str) -> None:
+        """Follow letters: a forward pass of the first or second module, a synchronization of its backward pass that
+        takes so many ms, the end of a step after 0.1 s."""
+        module = self.modules[0]
+        for event in events:
+            if event == "e":
+                self.end_step()
+            elif event in "fF":
+                module = self.modules[event == "F"]
+                module.forward()
+            else:
+                module.backward(-3 if event == "-" else int(event))
 
 
 @pytest.fixture
-def training(gradient_sync, clock):
-    return Training(gradient_sync, clock)
+def training(clock):
+    return Training(clock)
 
 
-# Letters: a forward pass, a backward pass whose synchronization takes so many ms, the end of a step after 0.1 s.
 SEQUENCES = {
     "no synchronization": ("fefefe", (0, 0, 0, 0), [0, 0]),
     "each belongs to its step; the last one shows at the next forward pass": ("f3ef5ef7ef9e", (3, 3, 15, 3), [2, 4, 6]),
@@ -107,193 +105,129 @@ SEQUENCES = {
     "on an accelerator nothing is known of single steps": ("cuda f3ef3ef3e", (2, 2, 6, 2), []),
     "no more is hidden than there was": ("f1ef1e", (1, 1, 1, 1), [0]),
     "begin and end of different iterations": ("f-fe", (0, 0, 0, 0), []),
+    "several modules are summed up": (3 * "f3F5e", (4, 4, 16, 4), [6, 6]),
 }
 
 
 @pytest.mark.parametrize(("events", "totals_ms", "of_steps_ms"), SEQUENCES.values(), ids=SEQUENCES)
-def test_synchronizations_are_added_up(gradient_sync, training, clock, events, totals_ms, of_steps_ms):
+def test_synchronizations_are_added_up(training, events, totals_ms, of_steps_ms):
     is_on_host = not events.startswith("cuda")
-    module = Module(clock, "cpu" if is_on_host else "cuda")
-    gradient_sync.add_module(module)
-    for event in events.removeprefix("cuda "):
-        if event in "fe":
-            (module.forward if event == "f" else training.end_step)()
-        else:
-            module.backward(-3 if event == "-" else int(event))
+    for _ in range(1 + ("F" in events)):
+        training.add("cpu" if is_on_host else "cuda")
+    training.follow(events.removeprefix("cuda "))
     count, read, total_ms, hidden_ms = totals_ms
     of_steps = tuple((step, ms * MS) for step, ms in enumerate(of_steps_ms))
     expected = GradientSyncTotals(count, read, total_ms * MS, hidden_ms * MS, is_on_host, of_steps)
-    assert gradient_sync.drain() == expected
-    assert gradient_sync.drain() == GradientSyncTotals()
-    assert gradient_sync.note() is None
-    assert module.rate == (1 if is_on_host else None)  # on an accelerator each timing waits for the device
+    assert training.sync.drain() == expected
+    assert training.sync.drain() == GradientSyncTotals()
+    assert training.sync.note() is None
+    assert training.modules[0].rate == (1 if is_on_host else None)  # on an accelerator each timing waits for it
 
 
-def test_without_modules_nothing_is_reported(gradient_sync, training):
-    training.end_step()
-    assert gradient_sync.drain() == GradientSyncTotals()
-    assert gradient_sync.note() is None
-
-
-def test_step_marked_late_is_attributed_too(gradient_sync, module, training, clock):
+def test_step_marked_late_is_attributed_too(training, clock):
     """With several optimizers a step is marked during the next one, when its statistics show."""
-    ends_ns = []
+    module, ends_ns = training.add(), []
     for comm_ms in (3, 5, 7, 9):
         module.forward()
         if ends_ns:
-            gradient_sync.step_ended(len(ends_ns) - 1, ends_ns[-1])
+            training.sync.step_ended(len(ends_ns) - 1, ends_ns[-1])
         module.backward(comm_ms)
         clock.advance(0.1)
         ends_ns.append(clock())
-    assert gradient_sync.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
+    assert training.sync.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
-def test_two_steps_marked_at_once_keep_their_own(gradient_sync, module, clock):
-    module.forward()
-    module.backward(3)
+def test_two_steps_marked_at_once_keep_their_own(training, clock):
+    training.add()
+    training.follow("f3")
     first_end_ns = clock()
-    module.forward()
-    module.backward(5)
-    gradient_sync.step_ended(0, first_end_ns)
-    gradient_sync.step_ended(1, clock())
-    module.forward()
-    gradient_sync.step_ended(2, clock() + 1)
-    assert gradient_sync.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
+    training.follow("f5")
+    training.sync.step_ended(0, first_end_ns)
+    training.sync.step_ended(1, clock())
+    training.follow("f")
+    training.sync.step_ended(2, clock() + 1)
+    assert training.sync.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
-def test_forward_passes_sharing_a_backward_pass_count_once(sync_points, clock):
-    backwards = 0
-    gradient_sync = GradientSync(sync_points, clock, lambda: WALL_NS + clock(), lambda: backwards)
-    training, module = Training(gradient_sync, clock), Module(clock)
-    gradient_sync.add_module(module)
-    for _ in range(4):
-        module.forward()
-        module.forward()
-        module.backward()
-        backwards += 1
-        training.end_step()
-    assert gradient_sync.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
+def test_forward_passes_sharing_a_backward_pass_count_once(clock):
+    training = Training(clock, lambda: training.steps)
+    training.add()
+    training.follow(4 * "ff3e")
+    assert training.sync.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
 
 
-def test_several_modules_are_summed_up(gradient_sync, training, clock):
-    modules = [Module(clock), Module(clock)]
-    for module in modules:
-        gradient_sync.add_module(module)
-    for _ in range(3):
-        for module, comm_ms in zip(modules, (3, 5), strict=True):
-            module.forward()
-            module.backward(comm_ms)
-        training.end_step()
-    assert gradient_sync.drain() == GradientSyncTotals(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
-
-
-def test_deleted_module_keeps_its_totals(gradient_sync, training, clock):
-    module = Module(clock)
-    gradient_sync.add_module(module)
-    for _ in range(3):
-        module.forward()
-        module.backward()
-        training.end_step()
-    del module
+def test_deleted_module_keeps_its_totals(training):
+    training.add()
+    training.follow(3 * "f3e")
+    training.modules.clear()
     training.end_step()
-    assert gradient_sync.modules == []
-    assert gradient_sync.drain()[:4] == (2, 2, 6 * MS, 2 * MS)
+    assert training.sync.modules == []
+    assert training.sync.drain()[:4] == (2, 2, 6 * MS, 2 * MS)
 
 
-def test_accelerator_is_not_read_between_intervals(gradient_sync, training, clock):
+def test_accelerator_is_not_read_between_intervals(training):
     """DDP times every hundredth iteration there; those in between are assumed to be alike."""
-    module = Module(clock, "cuda")
-    gradient_sync.add_module(module)
-    module.forward()
-    module.backward()
+    module = training.add("cuda")
+    training.follow("f3")
     module.iteration = 99
-    module.forward()
-    for _ in range(3):
-        training.end_step()
-    assert gradient_sync.drain()[:4] == (100, 1, 300 * MS, 100 * MS)
+    training.follow("feee")
+    assert training.sync.drain()[:4] == (100, 1, 300 * MS, 100 * MS)
 
 
-def test_after_128_steps_every_other_block_is_read(gradient_sync, module, training):
+def test_after_128_steps_every_other_block_is_read(training):
+    module = training.add()
     for _ in range(180):
         module.forward()
         module.backward(0.3, 0.1)
         training.end_step(0.0001)
-    steps = [step for step, _ in gradient_sync.drain().of_steps]
+    steps = [step for step, _ in training.sync.drain().of_steps]
     assert steps == [*range(144), *range(160, 176)]
 
 
-def test_second_run_counts_its_own(gradient_sync, module, clock):
+def test_second_run_counts_its_own(training):
+    training.add()
     for _ in range(2):
-        gradient_sync.start_run()
-        training = Training(gradient_sync, clock)
-        for _ in range(3):
-            module.forward()
-            module.backward()
-            training.end_step()
-    gradient_sync.read()
+        training.sync.start_run()
+        training.steps = 0
+        training.follow(3 * "f3e")
+    training.sync.read()
     # Includes the third of the run before, which shows at the first forward pass of this one.
-    assert gradient_sync.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
+    assert training.sync.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
 
 
 @pytest.mark.parametrize("name", ["iteration", "backward_comm_time_start", "backward_comm_time_end"])
-def test_missing_statistic_is_noted_once(gradient_sync, module, training, name):
-    module.forward()
-    module.backward()
-    module.forward()
+def test_missing_statistic_is_noted_once(training, name):
+    module = training.add()
+    training.follow("f3f")
     del module.data[name]
-    training.end_step()
-    training.end_step()
-    assert gradient_sync.modules == []
-    assert gradient_sync.drain() == GradientSyncTotals()
-    assert gradient_sync.note() == f"DDP's gradient synchronization is not measured: KeyError: '{name}'"
+    training.follow("ee")
+    assert training.sync.modules == []
+    assert training.sync.drain() == GradientSyncTotals()
+    assert training.sync.note() == f"DDP's gradient synchronization is not measured: KeyError: '{name}'"
 
 
-def test_failing_statistics_are_noted(gradient_sync, module, training):
-    def fail():
-        raise RuntimeError("no logger")
-
-    module._get_ddp_logging_data = fail
-    training.end_step()
-    assert gradient_sync.note() == "DDP's gradient synchronization is not measured: RuntimeError: no logger"
+def test_unexpected_module_is_noted_and_not_raised(training):
+    training.sync.add_module(object())
+    assert training.sync.note().startswith("DDP's gradient synchronization is not measured: ")
 
 
-def test_unexpected_module_is_noted_and_not_raised(gradient_sync):
-    gradient_sync.add_module(object())
-    assert gradient_sync.note().startswith("DDP's gradient synchronization is not measured: ")
+def test_other_thread_reads_nothing(training):
+    training.add()
+    training.follow("ef3f")
+    on_another_thread(training.sync.read)
+    assert training.sync.drain()[:4] == (0, 0, 0, 0)
+    training.sync.read()
+    assert training.sync.drain()[:4] == (1, 1, 3 * MS, MS)
 
 
-def test_other_thread_reads_nothing(gradient_sync, module, training):
-    training.end_step()
-    module.forward()
-    module.backward()
-    module.forward()
-    other = threading.Thread(target=gradient_sync.read)
-    other.start()
-    other.join()
-    assert gradient_sync.drain()[:4] == (0, 0, 0, 0)
-    gradient_sync.read()
-    assert gradient_sync.drain()[:4] == (1, 1, 3 * MS, MS)
-
-
-def test_synchronizations_of_compared_steps_are_sync_points(gradient_sync, module, training, sync_points):
-    for _ in range(3):
-        module.forward()
-        module.backward()
-        training.end_step()
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_synchronizations_of_compared_steps_are_sync_points_if_all_ranks_make_them(training, ranks):
+    training.add(ranks=ranks)
+    training.follow(3 * "f3e")
     first_ns = WALL_NS + 1_000
-    assert sync_points.kept == [
+    points = [
         ("ddp0:1", first_ns, first_ns + 3 * MS),
         ("ddp0:2", first_ns + 103 * MS, first_ns + 106 * MS),
     ]
-
-
-def test_module_of_some_ranks_makes_no_sync_points(gradient_sync, training, clock, sync_points):
-    module = Module(clock)
-    module.process_group = type("Half", (), {"size": lambda self: 1})()
-    gradient_sync.add_module(module)
-    for _ in range(3):
-        module.forward()
-        module.backward()
-        training.end_step()
-    assert gradient_sync.drain().exchanges == 2
-    assert sync_points.kept == []
+    assert training.sync_points.kept == (points if ranks == 2 else [])
+    assert training.sync.drain().exchanges == 2

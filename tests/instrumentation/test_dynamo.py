@@ -24,17 +24,11 @@ def use_torch(monkeypatch, **functions):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=types.SimpleNamespace(_dynamo=private)))
 
 
-def test_functions_and_methods_of_the_package_are_skipped(skipped):
+def test_functions_and_methods_of_the_package_alone_are_skipped(skipped):
     assert PendingEvents.record.__code__ in skipped
     assert module_call.install.__code__ in skipped
-
-
-def test_inner_functions_are_skipped(skipped):
     inner = {code.co_name for code in skipped if code.co_filename == module_call.__file__}
     assert {"install", "outermost", "ends", "__call__", "call_as_torch"} <= inner
-
-
-def test_functions_of_other_packages_are_not_skipped(skipped):
     folder = Path(pending_events.__file__).parents[2]
     assert {code.co_filename for code in skipped if folder not in Path(code.co_filename).parents} == set()
 

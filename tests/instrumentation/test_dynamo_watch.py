@@ -50,13 +50,6 @@ def test_sections_ask_again_before_the_watch_ends():
     assert not watched.watch.is_idle
 
 
-def test_another_tracer_is_left_alone():
-    asked = []
-    watch = DynamoWatch(asked.append, lambda: None)
-    watch.begin(types.SimpleNamespace(), Patches(), False)
-    assert (asked, watch.is_idle) == ([], False)
-
-
 def test_error_of_dynamo_is_passed_on_without_our_frames():
     watched = Watched()
     with pytest.raises(ValueError, match="f") as caught:

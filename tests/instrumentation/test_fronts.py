@@ -423,15 +423,6 @@ def test_no_fronts_in_python():
         assert not any(map(is_front, places()))
 
 
-def test_symbolic_tracing_leaves_the_patches_in_place(fronts):
-    train(Model())
-    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    train(graph)
-    assert fronts.instrumentation.notes() == []
-    assert not fronts.instrumentation.is_overwritten("forward pass")
-    assert fronts.context.detector.updates == 6
-
-
 @pytest.mark.parametrize("at", [3, 4, 5])
 def test_a_module_may_end_the_session_where_its_mode_is_read(fronts, at):
     reads = iter(range(1, 100))
@@ -466,15 +457,6 @@ def test_function_of_a_module_stays_the_same_object(patched):
     patched.context.fronts.dynamo.is_idle = True
     patched.context.fronts.place()
     assert torch.autograd.backward is taken
-
-
-def test_call_of_another_thread_is_made_by_the_patch(fronts):
-    model, results = Model(), []
-    train(model)
-    thread = threading.Thread(target=lambda: results.append(model(torch.ones(2))))
-    thread.start()
-    thread.join()
-    assert results[0].shape == (2,)
 
 
 def test_module_that_has_compiled_code_runs_its_compiled_code(fronts):

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_LOADERS, KnownLoaders
@@ -25,12 +25,6 @@ def names_of(known, *iterators):
 def test_loaders_are_numbered_by_first_batch(known):
     one, other = DataLoader(SEVEN), DataLoader(SEVEN)
     assert names_of(known, iter(other), iter(one), iter(other)) == ["0", "1", "0"]
-
-
-def test_concurrent_passes_share_one_loader(known):
-    loader = DataLoader(SEVEN)
-    first, second = iter(loader), iter(loader)
-    assert names_of(known, first, second, first) == ["0", "0", "0"]
 
 
 def test_recreated_loader_continues_the_one_before(known):
@@ -56,15 +50,6 @@ def test_loader_with_other_signature_is_new(known):
     assert names_of(known, iter(DataLoader(SEVEN, batch_size=3))) == ["1"]
 
 
-def test_iterable_dataset_has_a_loader(known):
-    class Numbers(IterableDataset):
-        def __iter__(self):
-            return iter(range(5))
-
-    one, other = DataLoader(Numbers()), DataLoader(Numbers(), batch_size=None)
-    assert names_of(known, iter(one), iter(other), iter(one)) == ["0", "1", "0"]
-
-
 @pytest.mark.parametrize(
     ("epochs", "shuffle", "passes"),
     [((0, 0, 0), True, 2), ((0, 1, 2), True, 0), ((0, 0, 1), True, 0), ((0, 0), False, 0)],
@@ -82,11 +67,6 @@ def test_sampler_without_weak_references_is_recognized(known):
     batches = [[0, 1], [2]]
     loader = DataLoader(SEVEN, batch_sampler=batches)
     assert names_of(known, iter(loader), iter(DataLoader([1, 2])), iter(loader)) == ["0", "1", "0"]
-
-
-def test_custom_batch_sampler_is_recognized(known):
-    loader = DataLoader(SEVEN, batch_sampler=BatchSampler(SequentialSampler(SEVEN), 2, False))
-    assert names_of(known, iter(loader), iter(loader)) == ["0", "0"]
 
 
 def test_loaders_beyond_the_limit_share_one(known):
@@ -189,17 +169,6 @@ def test_evaluations_with_different_loaders_are_two(instrumented, registry, mode
     assert counts["validation_epoch"] == (3 if evaluates_twice else 6)
     assert counts["validation_epoch/forward_pass"] == counts["validation_epoch/data_loading"] == 24
     assert counts["data_loading"] == counts["optimizer_step"] == 12
-
-
-def test_loaders_that_are_evaluated_together_are_one_evaluation(instrumented, registry, model):
-    loader, first, second = (DataLoader(SEVEN, batch_size=2) for _ in range(3))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        train(loader, model, optimizer)
-        with torch.no_grad():
-            for (one,), (other,) in zip(first, second, strict=True):
-                model(one + other)
-    assert instrumented.counts()["validation_epoch"] == 3
 
 
 def test_short_passes_are_not_kept(instrumented, registry, model):

@@ -97,21 +97,6 @@ def test_pending_events_are_rewritten(events, recorded, call, arguments, kept):
     assert (events.drained, events.kept) == (parsed(drained), parsed(kept))
 
 
-def test_ends_with_compares_the_last_event(events):
-    assert not events.pending.ends_with(A)
-    events.record("1A 2-A")
-    assert events.pending.ends_with(-A)
-    assert not events.pending.ends_with(A)
-
-
-def test_events_after_the_watermark_are_not_drained(events):
-    events.record("1A 2-A 3B")
-    events.clock.now_ns = NS_PER_DRAIN
-    events.pending.release(2)
-    events.drain()
-    assert (events.drained, events.kept) == ([(1, A), (2, -A)], [(3, B)])
-
-
 def test_release_requests_a_drain_once_a_second(events):
     requests = []
     events.recorder.on_full = lambda: requests.append(events.recorder.watermark_ns)
@@ -131,16 +116,6 @@ def test_release_requests_a_drain_of_full_events_at_once(events):
     assert requests == [True]
 
 
-def test_events_after_a_pending_step_end_are_not_released(events):
-    events.pending.step_end_ns = lambda: 2
-    events.record("1A 2-A 3B")
-    events.pending.release(3)
-    assert events.recorder.watermark_ns == 2
-    events.pending.step_end_ns = lambda: None
-    events.pending.release(3)
-    assert events.recorder.watermark_ns == 3
-
-
 def test_pending_step_end_is_ignored_when_full(events):
     events.pending.step_end_ns = lambda: 2
     events.pending.events.extend([3, A] * (MAX_PENDING // 2))
@@ -151,22 +126,10 @@ def test_pending_step_end_is_ignored_when_full(events):
     assert events.recorder.watermark_ns == 3
 
 
-def test_is_full_beyond_the_limit(events):
-    events.pending.events.extend([1, A] * (MAX_PENDING // 2))
-    assert not events.pending.is_full()
-    events.pending.record(A)
-    assert events.pending.is_full()
-
-
-def test_loop_begins_at_the_given_time(events):
-    events.recorder.watermark_ns = 5
-    assert events.pending.begin_loop(8) == 8
-    assert events.recorder.marks == [8, LOOP_BEGIN]
-
-
 def test_loop_begins_at_the_watermark_at_the_earliest(events):
     events.recorder.watermark_ns = 5
     assert events.pending.begin_loop(3) == 5
+    assert events.recorder.marks == [5, LOOP_BEGIN]
     events.recorder.watermark_ns = None
     assert events.pending.begin_loop(7) == 7
 

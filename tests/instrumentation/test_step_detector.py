@@ -15,43 +15,36 @@ class Optimizer:
     pass
 
 
-class SlottedOptimizer:
-    """It allows no weak references."""
-
-    __slots__ = ()
-
-
 class Updates:
     """Updates at 1, 2, 3, ... ns, and the resulting ends of steps."""
 
-    def __init__(self, kind=Optimizer):
+    def __init__(self):
         self.ends = []
         self.detector = StepDetector(self.ends.append)
         self.optimizers = {}
-        self.kind = kind
         self.now_ns = 0
 
     def of(self, pattern):
         """Update one optimizer for each letter of ``pattern``."""
         for letter in pattern:
             self.now_ns += 1
-            self.detector.updated(self.optimizers.setdefault(letter, self.kind()), self.now_ns)
+            self.detector.updated(self.optimizers.setdefault(letter, Optimizer()), self.now_ns)
 
     def drop(self, letter, then="spare"):
-        self.optimizers.setdefault(then, self.kind())  # created first, so that it gets another id
+        self.optimizers.setdefault(then, Optimizer())  # created first, so that it gets another id
         del self.optimizers[letter]
 
 
-def ends_of(pattern, kind=Optimizer):
-    updates = Updates(kind)
+def ends_of(pattern):
+    updates = Updates()
     updates.of(pattern)
     updates.detector.close()
     return updates.ends
 
 
-def run(*events, kind=Optimizer):
+def run(*events):
     """Return the ends of steps after each of the events: updates such as "AB", a method, or a dropped optimizer."""
-    updates, ends = Updates(kind), []
+    updates, ends = Updates(), []
     for event in (*events, "close"):
         if event.isupper():
             updates.of(event)
@@ -90,9 +83,8 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize(("pattern", "ends"), PATTERNS.items(), ids=[pattern[:12] for pattern in PATTERNS])
-@pytest.mark.parametrize("kind", [Optimizer, SlottedOptimizer])
-def test_updates_end_steps(pattern, ends, kind):
-    assert ends_of(pattern, kind) == ends
+def test_updates_end_steps(pattern, ends):
+    assert ends_of(pattern) == ends
 
 
 MOST = MISSED_RATIO * 2 + MISSED_SLACK  # updates of an optimizer that has made two in a step

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from training_profiler.instrumentation.loop_detection.modules import (
 )
 
 
-class CountedParameters(dict):
+class Parameters(dict):
     """Counts how often its values are asked for."""
 
     checked = 0
@@ -21,16 +23,10 @@ class CountedParameters(dict):
         return super().values()
 
 
-class Counted(FakeModule):
-    """Counts how often its parameters are checked."""
-
-    def __init__(self, *inner, parameters=1, requires_grad=True):
-        super().__init__(None, *inner, parameters=parameters, requires_grad=requires_grad)
-        self._parameters = CountedParameters(self._parameters)
-
-    @property
-    def checked(self):
-        return self._parameters.checked
+def module_of(*inner, parameters=1, requires_grad=True):
+    module = FakeModule(None, *inner, parameters=parameters, requires_grad=requires_grad)
+    module._parameters = Parameters(module._parameters)
+    return module
 
 
 @pytest.fixture
@@ -39,40 +35,33 @@ def trainable() -> TrainableModules:
 
 
 def test_modules_with_a_parameter_that_needs_a_gradient_are_trainable(trainable):
-    discriminator = Counted(requires_grad=False)
+    discriminator = module_of(requires_grad=False)
     discriminator.training = True
-    for module in (Counted(), Counted(Counted(parameters=0), Counted(), parameters=0), discriminator):
+    for module in (module_of(), module_of(module_of(parameters=0), module_of(), parameters=0), discriminator):
         assert not trainable.was_trained(id(module))
         assert trainable.is_trainable(module)
         module._parameters.clear()
         assert trainable.was_trained(id(module))
 
 
-def test_frozen_and_parameterless_modules_are_not_trainable(trainable):
-    assert not trainable.is_trainable(Counted(requires_grad=False))
-    assert not trainable.is_trainable(Counted(Counted(parameters=0), parameters=0))
-    assert not trainable.is_trainable(Counted(parameters=0))
-    assert not trainable.is_any
-
-
 def test_trainable_module_is_checked_once(trainable):
-    module = Counted()
+    module = module_of()
     assert all(trainable.is_trainable(module) for _ in range(100))
     module._parameters["0"].requires_grad = False
     assert trainable.is_trainable(module)
-    assert module.checked == 1
+    assert module._parameters.checked == 1
     assert trainable.is_any
 
 
 def test_frozen_module_is_rechecked_now_and_then(trainable):
-    module = Counted(requires_grad=False)
+    module = module_of(requires_grad=False)
     for _ in range(10 * CALLS_PER_CHECK):
         trainable.is_trainable(module)
-    assert module.checked == 8 + 9
+    assert module._parameters.checked == 8 + 9
 
 
 def test_unfrozen_module_is_found_some_calls_later(trainable):
-    module = Counted(requires_grad=False)
+    module = module_of(requires_grad=False)
     for _ in range(100):
         assert not trainable.is_trainable(module)
     module._parameters["0"].requires_grad = True
@@ -81,25 +70,11 @@ def test_unfrozen_module_is_found_some_calls_later(trainable):
     assert answers[-1]
 
 
-def test_parametrization_is_not_checked(trainable, monkeypatch):
-    monkeypatch.setattr(Counted, "__module__", "torch.nn.utils.parametrize")
-    module = Counted()
-    assert not trainable.is_trainable(module)
-    assert module.checked == 0
-
-
 def test_number_of_remembered_modules_is_limited(trainable, monkeypatch):
     monkeypatch.setattr(modules, "MAX_MODULES", 10)
-    kept = [Counted(requires_grad=number % 2 == 0) for number in range(40)]
+    kept = [module_of(requires_grad=number % 2 == 0) for number in range(40)]
     assert [trainable.is_trainable(module) for module in kept] == [True, False] * 20
     assert len(trainable._trainable) + len(trainable._frozen) <= 11
-
-
-def test_module_without_parameters_is_bare():
-    assert is_bare(Counted(parameters=0))
-    assert is_bare(Counted(Counted(parameters=0), parameters=0))
-    assert not is_bare(Counted(requires_grad=False))
-    assert not is_bare(Counted(Counted(), parameters=0))
 
 
 @pytest.mark.parametrize("returned", [[], None, {"weight": 1}])
@@ -127,11 +102,8 @@ def test_the_methods_of_a_module_may_return_anything(trainable, returned):
 
 
 def test_modules_are_not_kept_alive(trainable):
-    class Noted(Counted):
-        def __del__(self):
-            gone.append(True)
-
-    gone = []
-    trainable.is_trainable(Noted())
-    trainable.is_trainable(Noted(requires_grad=False))
-    assert gone == [True, True]
+    modules = [module_of(), module_of(requires_grad=False)]
+    gone = [weakref.ref(module) for module in modules]
+    list(map(trainable.is_trainable, modules))
+    modules.clear()
+    assert [reference() for reference in gone] == [None, None]

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.instrumented import instrumented_torch
-from tests.support.versions import needs_torch
 
 
 class Training:
@@ -59,16 +58,6 @@ def trained(instrumented) -> Training:
     return Training().run()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_objects_keep_their_attributes(plain, trained, name):
-    theirs, ours = plain.objects[name], trained.objects[name]
-    assert list(vars(ours)) == list(vars(theirs))
-    assert {key: type(value) for key, value in vars(ours).items()} == {
-        key: type(value) for key, value in vars(theirs).items()
-    }
-    assert type(ours) is type(theirs)
-
-
 class Reading(pickle.Unpickler):
     """Records the classes and functions it is asked for."""
 
@@ -88,31 +77,16 @@ def names_in(data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_objects_pickle_identically(plain, trained, name):
-    theirs, ours = pickle.dumps(plain.objects[name]), pickle.dumps(trained.objects[name])
-    assert names_in(ours) == names_in(theirs)
-    assert not any("profiler" in word for names in names_in(ours) for word in names)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_objects_are_copied_identically(plain, trained, name):
-    theirs, ours = copy.deepcopy(plain.objects[name]), copy.deepcopy(trained.objects[name])
-    assert type(ours) is type(theirs)
-    assert list(vars(ours)) == list(vars(theirs))
-
-
-def saved(value):
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
-
-
-@needs_torch(2, 5, "allow lists for a while came then")
-def test_whole_model_loads_with_allow_list_of_its_classes(trained):
-    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
-        loaded = torch.load(saved(trained.model), weights_only=True)
-    assert torch.equal(loaded[2].bias, trained.model[2].bias)
+def test_objects_and_their_copies_and_pickles_are_as_without_us(plain, trained, name):
+    theirs, ours = plain.objects[name], trained.objects[name]
+    for their, our in ((theirs, ours), (copy.deepcopy(theirs), copy.deepcopy(ours))):
+        assert type(our) is type(their)
+        assert [(key, type(value)) for key, value in vars(our).items()] == [
+            (key, type(value)) for key, value in vars(their).items()
+        ]
+    read = names_in(pickle.dumps(ours))
+    assert read == names_in(pickle.dumps(theirs))
+    assert not any("profiler" in word for names in read for word in names)
 
 
 def test_deleted_model_is_not_kept_alive(instrumented):

@@ -37,7 +37,7 @@ class CapturedGraph:
     def update_begins(self, optimizer: Any) -> None:
         """Note an optimizer update. One inside another, such as that of a base class, is a part of it."""
         if not self._updating:
-            self._optimizers.setdefault(id(optimizer), _reference(optimizer))
+            self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         self._updating.append(id(optimizer))
 
     def update_ends(self, optimizer: Any) -> None:
@@ -87,10 +87,3 @@ class GraphCaptures:
     def note_replayed_update(self) -> None:
         """Remember that steps are replayed: Python does not see what is in them."""
         self.has_replayed_updates = True
-
-
-def _reference(optimizer: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(optimizer)
-    except TypeError:  # a class with __slots__
-        return lambda: optimizer

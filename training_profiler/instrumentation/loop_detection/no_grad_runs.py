@@ -184,11 +184,6 @@ class ModuleUse:
         self.around: tuple[int, ...] = ()
         self.depth = 0  # of the outermost of the methods of modules that make them, from 1; 0 without one
 
-    def is_like(self, module: Any, caller: CodeType) -> bool:
-        """Return whether a call of ``module`` by ``caller`` is like ``call``."""
-        call = self.call
-        return call is not None and self.caller is caller and call.kind is type(module) and self.module() is module
-
 
 class NoGradRun:
     """The calls without gradients since the last training event."""
@@ -227,7 +222,9 @@ class NoGradRun:
     def use_like(self, module: Any, caller: FrameType, *, in_same_run: bool) -> ModuleUse | None:
         """Return the calls that one of ``module`` by ``caller``, in this run or a later one, repeats; else None."""
         use = self.uses.get(id(module))
-        if use is None or not use.is_like(module, caller.f_code):
+        if use is None or use.call is None or use.caller is not caller.f_code:
+            return None
+        if use.call.kind is not type(module) or use.module() is not module:
             return None
         return use if nearest(caller) == (self.key if in_same_run else use.around) else None
 

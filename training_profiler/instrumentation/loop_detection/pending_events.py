@@ -4,6 +4,7 @@ The purpose of a fetch or a forward pass often shows only at the next event: a b
 was a validation batch. The recorder hands out nothing later than its watermark, which ``release`` moves.
 """
 
+import functools
 from collections.abc import Callable, Container, Iterator
 
 from training_profiler.base import sections
@@ -16,24 +17,11 @@ NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
 MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do
 
 
-class CodesByName(dict[str, int]):
-    """The code of each section name, made at its first use."""
-
-    def __init__(self, names: SectionNames) -> None:
-        super().__init__()
-        self._names = names
-
-    def __missing__(self, name: str) -> int:
-        code = self[name] = self._names.id_of(name) | INFERRED
-        return code
-
-
 class SectionCodes:
     """Codes of the enters that patches record; an exit has the negative code."""
 
     def __init__(self, names: SectionNames) -> None:
-        self.by_name = CodesByName(names)
-        code = self.by_name.__getitem__
+        self.of = code = functools.cache(lambda name: names.id_of(name) | INFERRED)
         self.data_loading = code(sections.DATA_LOADING)
         self.first_fetch = code(sections.FIRST_FETCH)
         self.worker_start = code(sections.WORKER_START)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, PassPhase
@@ -41,14 +41,6 @@ class WithGrad:
         return self._popped[0] - before[0], self._popped[1] - before[1]
 
 
-class _Evaluations(NamedTuple):
-    """Evaluations of one loader."""
-
-    made: tuple[str, str]  # the class of its data set, and the line that made it
-    number: int
-    ns: int
-
-
 class FirstEvaluations:
     """Evaluations before the first training event, by their loaders, and which loaders are evaluated later.
 
@@ -58,7 +50,8 @@ class FirstEvaluations:
 
     def __init__(self) -> None:
         self._has_trained = False
-        self._before: dict[int, _Evaluations] = {}  # by the id of a loader
+        # A loader is its id, the class of its data set, and the line that made it. Before: the number, and their ns.
+        self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
         self._later: set[int | tuple[str, str]] = set()
         self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
 
@@ -80,16 +73,15 @@ class FirstEvaluations:
         """Handle the end of an evaluation that took ``ns``."""
         latest, self._latest = self._latest, None
         if latest is not None:
-            loader, made = latest
-            before = self._before.get(loader, _Evaluations(made, 0, 0))
-            self._before[loader] = _Evaluations(made, before.number + 1, before.ns + ns)
+            number, spent_ns = self._before.get(latest, (0, 0))
+            self._before[latest] = number + 1, spent_ns + ns
 
     def facts(self) -> PassesBefore | None:
         """Return the evaluations before the training over loaders that are not evaluated later; None without any."""
-        found = [each for loader, each in list(self._before.items()) if not {loader, each.made} & self._later]
+        found = [sums for loader, sums in list(self._before.items()) if self._later.isdisjoint(loader)]
         if not found:
             return None
-        return PassesBefore(sum(each.number for each in found), sum(each.ns for each in found) / NS_PER_S)
+        return PassesBefore(sum(number for number, _ in found), sum(ns for _, ns in found) / NS_PER_S)
 
 
 class PhaseDetector(Fields):

@@ -40,7 +40,7 @@ class StepDetector(Fields):
 
     def updated(self, optimizer: Any, end_ns: int) -> None:
         """Handle an update of ``optimizer`` that ended at ``end_ns``, which ascends from call to call."""
-        self._updated(id(optimizer), _reference(optimizer), end_ns)
+        self._updated(id(optimizer), weakref.ref(optimizer), end_ns)
 
     def _updated(self, key: int, reference: Callable[[], Any], end_ns: int) -> None:
         if key == self.primary:
@@ -136,14 +136,6 @@ class StepDetector(Fields):
         for key, end_ns, reference in later[1:]:
             self._updated(key, reference, end_ns)
         return True
-
-
-def _reference(optimizer: Any) -> Callable[[], Any]:
-    """Return a function that returns None once the optimizer is gone."""
-    try:
-        return weakref.ref(optimizer)
-    except TypeError:  # a class with __slots__
-        return lambda: True
 
 
 class StepEnds:

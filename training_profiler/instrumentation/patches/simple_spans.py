@@ -95,7 +95,7 @@ def recorded_as(context: PatchContext, section: str, ends_evaluation: bool, orig
     def code_of(detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if ends_evaluation and detector.phases.is_unresolved:
             detector.phases.checkpoint_begins()
-        return detector.codes.by_name[section]
+        return detector.codes.of(section)
 
     return context.spans(original, FREE, OTHER_PATCH, code_of)
 

@@ -33,23 +33,6 @@ def passes():
 FIRST, SECOND = EpochBoundary(100, 1, None, None), EpochBoundary(900, 2, 10, 40)
 
 
-def test_epoch_lasts_from_its_pass_to_the_next(passes):
-    passes.begin(100)
-    second = passes.begin(900)
-    assert passes.boundaries == [FIRST, SECOND]
-    assert passes.epochs.is_same(second)
-    assert passes.epochs.next_boundary(second) is None
-    assert passes.epochs.last() == (10, 40, True)
-
-
-@pytest.mark.parametrize("kind", [PassPhase.UNKNOWN, PassPhase.EVALUATION])
-def test_evaluation_pass_is_not_an_epoch(passes, kind):
-    passes.begin(100)
-    passes.begin(500, loader=2, kind=kind)
-    passes.begin(900)
-    assert passes.boundaries == [FIRST, None, SECOND]
-
-
 @pytest.mark.parametrize(
     "two",
     [
@@ -70,14 +53,6 @@ def test_passes_of_two_loaders_make_no_epochs(passes, two):
 def test_concurrent_loaders_have_no_epochs(passes):
     passes.begin(100, is_alone=False)
     assert passes.boundaries == [None]
-    assert passes.epochs.is_off
-
-
-def test_a_training_that_goes_on_with_another_loader_has_clear_epochs_until_then(passes):
-    for at_ns, loader in ((100, 1), (200, 1), (300, 1), (400, 2)):
-        passes.begin(at_ns, loader=loader)
-    assert [boundary is not None for boundary in passes.boundaries] == [True, True, True, False]
-    assert passes.epochs.unclear_after == 2  # what followed the third cannot be divided from the other loader's
     assert passes.epochs.is_off
 
 

@@ -375,23 +375,6 @@ def test_compiling_withdraws_them_for_good(compiler, patched):
     assert not patched.context.fronts.are_placed
 
 
-def test_graph_is_the_same_as_without_them(compiler, patched):
-    def graph_of():
-        codes = []
-        model = Model()
-        torch.compile(model, backend=lambda graph, inputs: codes.append(graph.code) or graph)(torch.ones(2))
-        torch._dynamo.reset()
-        return codes
-
-    patched.context.fronts.dynamo.is_idle = True
-    patched.context.fronts.place()
-    train(Model())
-    with_fronts = graph_of()
-    assert len(with_fronts) == 1
-    patched.instrumentation.uninstall()
-    assert graph_of() == with_fronts
-
-
 @pytest.mark.parametrize(("backends", "may"), [({1: None}, False), ({1: None, 2: "inductor"}, True), (None, True)])
 def test_fronts_stay_away_from_what_was_compiled_before(monkeypatch, backends, may):
     monkeypatch.setattr(sys.modules[dynamo.DYNAMO], "cached_backends", backends)

@@ -27,20 +27,13 @@ def test_loaders_are_numbered_by_first_batch(known):
     assert names_of(known, iter(other), iter(one), iter(other)) == ["0", "1", "0"]
 
 
-def test_recreated_loader_continues_the_one_before(known):
+@pytest.mark.parametrize("data", [lambda: SEVEN, lambda: TensorDataset(torch.zeros(4))])
+def test_recreated_loader_continues_the_one_before_also_with_a_new_data_set(known, data):
     for _ in range(3):
-        loader = DataLoader(SEVEN, batch_size=2, shuffle=True)
-        for_evaluation = DataLoader(SEVEN, batch_size=2)
+        loader = DataLoader(data(), batch_size=2, shuffle=True)
+        for_evaluation = DataLoader(data(), batch_size=2)
         assert names_of(known, iter(loader), iter(for_evaluation)) == ["0", "1"]
         del loader, for_evaluation
-        gc.collect()
-
-
-def test_recreated_dataset_continues_the_one_before(known):
-    for _ in range(3):
-        loader = DataLoader(TensorDataset(torch.zeros(4)), batch_size=2, shuffle=True)
-        assert names_of(known, iter(loader)) == ["0"]
-        del loader
         gc.collect()
 
 

@@ -123,7 +123,7 @@ def test_trace_rule_is_one_function(copy: Copy) -> None:
 @RULES.rule("always", threshold=0.0)
 def always(analysis: Trace, threshold: float) -> Finding | None:
     """Fire in every trace."""
-    return Finding("always", "this rule always fires", {"threshold": threshold}, 0.001, "leave it")
+    return found("this rule always fires", "leave it", 1e6, steps=1)
 ''',
     )
     trace = Trace(deviceProperties=[gpu()])

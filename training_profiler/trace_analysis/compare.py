@@ -229,16 +229,17 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
     if before.has_gpu and after.has_gpu:
         of_step = (part.name for part in fields(StepParts) if part.name not in ("name", "begin_ns", "end_ns"))
         parts |= {part.removesuffix("_ns").replace("_", " "): part for part in of_step}
-    sides = [(analysis, _repetitions(analysis, unit)) for analysis in (before, after)]
+    each = _Each(before, after, unit)
+    sides = list(zip((before, after), each.times, strict=True))
     rows = [
         _difference(name, *([getattr(step, part) / times for step in trace.scope.parts] for trace, times in sides))
         for name, part in parts.items()
     ]
     if before.waiting.data_names or after.waiting.data_names:
-        waits = ([ns / times for ns in analysis.waiting.data_ns] for analysis, times in sides)
+        waits = ([ns / times for ns in trace.waiting.data_ns] for trace, times in sides)
         rows.append(_difference("DataLoader (host)", *waits))
     return TraceComparison(
-        before, after, unit, tuple(rows), _work(before, after, unit), _tree(before, after, unit), alike
+        before, after, unit, tuple(rows), _work(before, after, each), _tree(before, after, each), alike
     )
 
 
@@ -274,11 +275,10 @@ def _band(errors: float, before: float, after: float) -> float:
     return errors * float(np.sqrt(before + after))
 
 
-def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[TraceDifference, ...]]:
+def _work(before: Trace, after: Trace, each: "_Each") -> dict[str, tuple[TraceDifference, ...]]:
     old, new = step_work(before), step_work(after)
     has_gpu = before.has_gpu and after.has_gpu
     shown = [name for name in old if (name != "host_operators_by_shape" if has_gpu else name.startswith("host"))]
-    each = _Each(before, after, unit)
     return {
         name: _differences(old[name], new[name], each)
         for name in shown
@@ -290,13 +290,14 @@ class _Each:
     """By what times of a window are divided on either side, and whether they have a noise band."""
 
     def __init__(self, before: Trace, after: Trace, unit: str) -> None:
-        self._before, self._after = _repetitions(before, unit), _repetitions(after, unit)
+        self.times = _repetitions(before, unit), _repetitions(after, unit)
         self._has_band = min(len(before.steps), len(after.steps)) > 1
 
     def difference(self, name: str, old: PerStep, new: PerStep, shapes: str = "") -> TraceDifference:
         band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self._has_band else None
-        counts = old.count / self._before, new.count / self._after
-        return TraceDifference(name, old.mean_ns / self._before, new.mean_ns / self._after, band, shapes, counts)
+        before, after = self.times
+        counts = old.count / before, new.count / after
+        return TraceDifference(name, old.mean_ns / before, new.mean_ns / after, band, shapes, counts)
 
 
 def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[TraceDifference, ...]:
@@ -305,8 +306,7 @@ def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[Trac
     return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
 
 
-def _tree(before: Trace, after: Trace, unit: str) -> tuple[BranchDifference, ...]:
-    each = _Each(before, after, unit)
+def _tree(before: Trace, after: Trace, each: _Each) -> tuple[BranchDifference, ...]:
     trees = call_tree(before), call_tree(after)
     rows = []
     for path in sorted(trees[0].keys() | trees[1].keys()):

@@ -1,10 +1,10 @@
 """The critical path: from the end of the steps back to their begin, each moment given to what was waited for last."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from training_profiler.trace_analysis.path_links import (
     Works,
 )
 from training_profiler.trace_analysis.timeline import Intervals, covered, covered_before
-
-K = TypeVar("K", bound=Hashable)
 
 _BEFORE: Final = ("earlier_ns", "recording_ns")
 
@@ -81,19 +79,18 @@ class Path:
     @property
     def ranks_ns(self) -> dict[int, int]:
         """The time on each rank, the longest first."""
-        return _sums((link.rank, link.ns) for link in self.links)
+        return self._sums("rank")
 
     @property
     def kinds_ns(self) -> dict[str, int]:
         """The time of each kind, the longest first."""
-        return _sums((link.kind, link.ns) for link in self.links)
+        return self._sums("kind")
 
-
-def _sums(times_ns: Iterable[tuple[K, int]]) -> dict[K, int]:
-    sums: Counter[K] = Counter()
-    for key, ns in times_ns:
-        sums[key] += ns
-    return dict(sums.most_common())
+    def _sums(self, of: str) -> dict[Any, int]:
+        sums: Counter[Any] = Counter()
+        for link in self.links:
+            sums[getattr(link, of)] += link.ns
+        return dict(sums.most_common())
 
 
 class PathSpan(NamedTuple):

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from decimal import Decimal
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple
@@ -25,8 +26,6 @@ from training_profiler.trace_analysis.reader import MISSING, Args
 
 NS_PER_US: Final = 1000
 DIGITS: Final = 3  # of nanoseconds in a time in us
-# A float of so many microseconds still distinguishes nanoseconds: 2**42 us is 51 days.
-EXACT_BELOW_US: Final = float(2**42)
 MOST_NS: Final = 2**62  # 146 years; sums and differences of two still fit into 64 bits
 
 
@@ -53,10 +52,7 @@ def times_ns(times: Sequence[msgspec.Raw]) -> Ints:
             return found * unit_ns
     except (ValueError, struct.error):  # they are not all whole numbers of 64 bits
         pass
-    ns = [_ns_of(time, index) for index, time in enumerate(written)]
-    if not -MOST_NS < min(ns) <= max(ns) < MOST_NS:
-        raise TimeProblemError(next(i for i, time in enumerate(ns) if not -MOST_NS < time < MOST_NS))
-    return packed(*ns)
+    return packed(*(_ns_of(time, index) for index, time in enumerate(written)))
 
 
 def _as_bytes(values: Sequence[msgspec.Raw]) -> list[bytes]:
@@ -65,24 +61,14 @@ def _as_bytes(values: Sequence[msgspec.Raw]) -> list[bytes]:
 
 
 def _ns_of(written: bytes, index: int) -> int:
-    """Return a time in ns. Text, and a number that no float has exactly, is rounded half up to the nanosecond."""
-    whole, _, fraction = written.partition(b".")
+    """Return a time in ns, a number or a text; what is finer is rounded half to even."""
     try:
-        if whole and len(fraction) <= DIGITS:
-            return int(whole + fraction.ljust(DIGITS, b"0"))
-    except ValueError:  # a time with an exponent, in quotes, ...
+        ns = Decimal(written.decode().strip('" ')).scaleb(DIGITS)
+        if abs(ns) < MOST_NS:
+            return round(ns)
+    except (ValueError, ArithmeticError):  # no number, or not a finite one
         pass
-    try:
-        text = written.decode().strip('" ')
-        if written[:1] != b'"' and abs(float(text)) < EXACT_BELOW_US:
-            return round(float(text) * NS_PER_US)
-        before, _, after = text.lstrip("+-").partition(".")
-        if not (before + after).isdecimal():
-            return round(float(text) * NS_PER_US)  # with an exponent; raises if it is NaN, infinity or not a number
-        ns = int(before or 0) * NS_PER_US + int(after.ljust(DIGITS, "0")[:DIGITS]) + (after[DIGITS : DIGITS + 1] >= "5")
-        return -ns if text.startswith("-") else ns
-    except (ValueError, OverflowError):
-        raise TimeProblemError(index) from None
+    raise TimeProblemError(index)
 
 
 def pairs_of(at_ns: Ints, is_begin: Bools, thread: Ints) -> tuple[Ints, Ints, Ints]:
@@ -133,7 +119,6 @@ class Categories(Numbers):
 Values = list[Any]
 _BEYOND_64_BITS: Final = 2**63
 _MOST_FLOAT: Final = 1e15
-_NUMBERS: Final = {int, float, type(None)}
 # Categories whose events have the same fields; no category is in two groups.
 _KERNEL: Final = ("kernel",)
 _COPY: Final = ("gpu_memcpy", "gpu_memset")
@@ -167,15 +152,8 @@ def _integers(values: Values, _: Numbers) -> Ints:
 
 def _floats(values: Values, _: Numbers) -> Floats:
     """Return numbers; NaN for what is none, or too large to add up."""
-    if not set(map(type, values)) <= _NUMBERS:
-        values = [value if isinstance(value, (int, float)) else None for value in values]
-    try:
-        numbers = np.array(values, np.float64)
-    except OverflowError:  # a whole number that no float can be
-        numbers = np.array(
-            [None if value is None or abs(value) > _MOST_FLOAT else value for value in values], np.float64
-        )
-    return np.where(np.abs(numbers) <= _MOST_FLOAT, numbers, np.nan)
+    is_number = (isinstance(value, (int, float)) and abs(value) <= _MOST_FLOAT for value in values)
+    return np.array([value if known else np.nan for value, known in zip(values, is_number, strict=True)], np.float64)
 
 
 def _occupancy(values: Values, numbers: Numbers) -> Floats:

@@ -14,6 +14,7 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.sections import SAMPLED_LINE
 from training_profiler.base.text import printable
 from training_profiler.base.units import counted
+from training_profiler.trace_analysis import event_arguments, reader
 from training_profiler.trace_analysis.columns import (
     CATEGORY_IDS,
     GAP_CATEGORY,
@@ -30,26 +31,8 @@ from training_profiler.trace_analysis.columns import (
     is_of,
     numbered,
 )
-from training_profiler.trace_analysis.event_arguments import (
-    MTIA_WORK,
-    Categories,
-    Rows,
-    TimeProblemError,
-    argument_rows,
-    integer_or_none,
-    integers,
-    joined,
-    pairs_of,
-    times_ns,
-)
-from training_profiler.trace_analysis.reader import (
-    Args,
-    NoPiecesError,
-    RawTrace,
-    TraceEvent,
-    read_events,
-    read_parts,
-)
+from training_profiler.trace_analysis.event_arguments import Categories, Rows, TimeProblemError, integer_or_none, joined
+from training_profiler.trace_analysis.reader import Args, RawTrace, TraceEvent
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
@@ -83,9 +66,9 @@ def read_columns(path: Path) -> Columns:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
     try:
-        return columns_of(read_parts(path), str(path))
-    except (TraceError, NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
-        return columns_of([read_events(path)], str(path))
+        return columns_of(reader.read_parts(path), str(path))
+    except (TraceError, reader.NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
+        return columns_of([reader.read_events(path)], str(path))
 
 
 _RANK: Final = re.compile(r"(\d+)_")  # what tools that join the traces of ranks put before each pid
@@ -118,9 +101,9 @@ def read_ranks(path: Path, ranks: Collection[int]) -> dict[int, Columns]:
 
 def _parts(path: Path) -> Iterator[RawTrace]:
     try:
-        yield from list(read_parts(path))
-    except (TraceError, NoPiecesError):
-        yield read_events(path)
+        yield from list(reader.read_parts(path))
+    except (TraceError, reader.NoPiecesError):
+        yield reader.read_events(path)
 
 
 def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:
@@ -175,7 +158,7 @@ class _Table:
         if not halves:
             return
         try:
-            at_ns = times_ns([event.ts for event in halves])
+            at_ns = event_arguments.times_ns([event.ts for event in halves])
         except TimeProblemError:
             raise TraceError(f'{self._where} has an event of ph "B" or "E" without a usable time') from None
         is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
@@ -186,7 +169,7 @@ class _Table:
         args = [event.args or _NO_ARGS for event in changes]
         self._memory.append(
             {"at_ns": self._times(changes)}
-            | {field: integers(list(map(attrgetter(field), args))) for field in _OF_MEMORY}
+            | {field: event_arguments.integers(list(map(attrgetter(field), args))) for field in _OF_MEMORY}
         )
         lines = [event for event in instants if event.cat == SAMPLED_LINE]
         line = self._lines.of([event.name for event in lines])
@@ -200,14 +183,14 @@ class _Table:
         )
         category = self._categories.of(zip(given, names, strict=True))
         args = [event.args or _NO_ARGS for event in events]
-        if any(each[0] == MTIA_WORK for each in self._tracks):
+        if any(each[0] == event_arguments.MTIA_WORK for each in self._tracks):
             args = list(map(_of_mtia, events, args))
         rows = times | {"name": self._names.of(names), "track": track, "category": category}
-        return rows | argument_rows(category, args, self._texts)
+        return rows | event_arguments.argument_rows(category, args, self._texts)
 
     def _times(self, events: Sequence[TraceEvent], field: str = "ts") -> Ints:
         try:
-            return times_ns(list(map(attrgetter(field), events)))
+            return event_arguments.times_ns(list(map(attrgetter(field), events)))
         except TimeProblemError as problem:
             at = _described(events[problem.index])
             raise TraceError(f"{self._where} has an event without a usable time: {at}") from None
@@ -276,7 +259,7 @@ class _Table:
         halves = joined(self._halves)
         is_begin = halves.pop("is_begin")
         _, thread = self._threads(halves["track"])
-        begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
+        begins, ends, alone = event_arguments.pairs_of(halves["begin_ns"], is_begin, thread)
         lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
         paired = {key: values[begins] for key, values in halves.items()}
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
@@ -348,7 +331,7 @@ def _as_read(time: msgspec.Raw) -> str:
 
 def _of_mtia(event: TraceEvent, given: Args) -> Args:
     """Return the arguments of an event with the device, the stream and the size that those of MTIA have elsewhere."""
-    if event.cat != MTIA_WORK:
+    if event.cat != event_arguments.MTIA_WORK:
         return given
     return msgspec.structs.replace(
         given,

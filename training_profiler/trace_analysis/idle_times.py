@@ -7,28 +7,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from training_profiler.trace_analysis import gaps, timeline
 from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
 from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.events import OneDevice, TracedEvents
-from training_profiler.trace_analysis.gaps import (
-    HOST_STALL,
-    LEAST_SLOW_CALL_NS,
-    NO_IDLE_TIME,
-    Around,
-    Gap,
-    edge_gaps,
-    long_gaps,
-)
+from training_profiler.trace_analysis.gaps import HOST_STALL, LEAST_SLOW_CALL_NS, NO_IDLE_TIME, Gap
 from training_profiler.trace_analysis.launches import ROUNDING_NS, is_section
-from training_profiler.trace_analysis.timeline import (
-    NOTHING,
-    Intervals,
-    bounds_of,
-    covered,
-    main_thread,
-    span_of,
-    step_at,
-)
+from training_profiler.trace_analysis.timeline import Intervals, covered
 
 MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause
 
@@ -54,13 +39,13 @@ def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
     columns, calls = events.columns, events.launches.call
     is_long = columns.length_ns >= MAIN_PART * LEAST_SLOW_CALL_NS
     long = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime") & is_long)
-    main = main_thread(columns)
+    main = timeline.main_thread(columns)
     sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
     is_first_run = _is_first_run(events)
 
     @cache
     def active(threads: tuple[int, ...]) -> Intervals:
-        return span_of(columns, columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads))
+        return timeline.span_of(columns, columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads))
 
     found = []
     for gap in gaps:
@@ -183,35 +168,32 @@ class AttributedGap:
 
 
 class IdleTimes(NamedTuple):
-    """The idle times of all devices."""
+    """The idle times of all devices, and where in the code time goes."""
 
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, in order of time
     edges: tuple[AttributedGap, ...]  # the same before a device's first work in steps and after its last
     ns_by_cause: dict[str, int]  # of both within the scope; of several devices the sum
+    code: CodePlaces
 
 
 def idle_times(
-    events: TracedEvents, devices: tuple[OneDevice, ...], unseen: Intervals, *, takes_turns: bool
-) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
-    """Return the idle times of all devices in order of time, and where in the code time and gaps are.
+    events: TracedEvents, devices: tuple[OneDevice, ...], unseen: Intervals, reads: Ints, *, takes_turns: bool
+) -> IdleTimes:
+    """Return the idle times of all devices with the names around them.
 
-    Each idle time comes with whether it lies between two works: a gap.
+    ``unseen`` is when a device did what is not recorded; ``reads`` are the operators that read from the device.
     """
-    around = Around(events, unseen, events.device.busy if takes_turns else NOTHING)
-    idle: list[tuple[Gap, bool]] = []
+    around = gaps.Around(events, unseen, events.device.busy if takes_turns else timeline.NOTHING)
+    idle: list[tuple[Gap, bool]] = []  # each with whether it is between two works
     for device in devices:
-        idle += [(gap, True) for gap in long_gaps(around, device)]
-        idle += [(edge, False) for edge in edge_gaps(around, device)]
+        idle += [(gap, True) for gap in gaps.long_gaps(around, device)]
+        idle += [(edge, False) for edge in gaps.edge_gaps(around, device)]
     idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
     is_counted = np.array([is_between and gap.cause not in NO_IDLE_TIME for gap, is_between in idle], np.bool_)
-    return idle, code_places(events, [gap for gap, _ in idle], is_counted)
-
-
-def attributed(events: TracedEvents, idle: list[tuple[Gap, bool]], reads: Ints, code: CodePlaces) -> IdleTimes:
-    """Return the idle times with the names around them; ``reads`` are the operators that read from the device."""
     columns, launches, scope = events.columns, events.launches, events.scope
     long = [gap for gap, _ in idle]
-    begins, ends = bounds_of(long)
+    code = code_places(events, long, is_counted)
+    begins, ends = timeline.bounds_of(long)
     order = np.argsort(columns.end_ns[reads])
     read = np.searchsorted(columns.end_ns[reads][order], begins, side="right")  # the first that ends after the begin
     follows = np.append(columns.begin_ns[reads][order], np.iinfo(np.int64).max)[read] <= begins
@@ -221,7 +203,7 @@ def attributed(events: TracedEvents, idle: list[tuple[Gap, bool]], reads: Ints, 
     by_cause: Counter[str] = Counter()
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
         idle,
-        step_at(scope.parts, begins).tolist(),
+        timeline.step_at(scope.parts, begins).tolist(),
         code.modules.of_gaps or nowhere,
         code.lines.of_gaps or code.sampled.of_gaps or nowhere,
         follows.tolist(),
@@ -249,4 +231,4 @@ def attributed(events: TracedEvents, idle: list[tuple[Gap, bool]], reads: Ints, 
                 stall,
             )
         )
-    return IdleTimes(tuple(found[True]), tuple(found[False]), dict(by_cause))
+    return IdleTimes(tuple(found[True]), tuple(found[False]), dict(by_cause), code)

@@ -24,11 +24,6 @@ ELEMENTWISE: Final = "elementwise"
 OTHER_KNOWN: Final = "other known"
 UNCLASSIFIED: Final = "unclassified"
 
-# Names of MTIA end with the type: add-dtype_Float.
-_ARITHMETIC: Final = r"^(aten::)?\w*?(add|sub|mul|div|divide|sqrt|sigmoid|log2|clip|where)\w*(\.out)?-dtype_"
-# Names of Inductor kernels list all fused operators; only the prefix shows the kind.
-_FUSED_POINTWISE: Final = r"^triton_(poi|for|unk)_"
-_FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
 # NCCL and RCCL (ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_), oneCCL, HCCL, NVSHMEM and rocSHMEM, expert-parallel
 # libraries (DeepEP, also as dpsk::ep and UCCL; Perplexity's a2a; MORI), torch's symmetric-memory kernels (multimem_*,
 # one_shot_all_reduce), vLLM's, SGLang's and TensorRT-LLM's custom all-reduce, MSCCL++, user buffers. A warp or a block
@@ -43,7 +38,6 @@ _COMMUNICATION: Final = (
 _CACHE: Final = (
     r"and_cache|(append|store|write|copy|set|move)_?\w*?kv_?(cache|buffer)|kv_?cache_?(copy|store|write|append)"
 )
-_OPTIMIZER: Final = r"adam|sgd|adagrad|lamb_|multi_tensor_apply|FusedOptimizer|foreach|rmsprop|lion_"
 _ATTENTION: Final = (
     r"flash(?!infer)|PagedKVCache|RaggedKVCache|scaled_dot_product|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|fused_?attention|attention|sdpa|softmax_warp_.*masked|paged_attn|\bmla_|_mla_"
     r"|aotriton|attn_fwd|attn_bwd|bwd_kernel_dk_dv|bwd_kernel_dq|ck_tile.*fmha"
@@ -64,7 +58,6 @@ _CONVOLUTION: Final = (
     r"|fft[12]d_[rc]2[rc]_|flip_filter"
     r"|cudnn_infer|nchwToNhwc|nhwcToNchw|naive_conv|compute\w*OffsetsKernel|SubTensorOp|cudnn::ops"
 )
-_COPY: Final = r"copy|transpose|CatArray|aten::cat|chunk_cat|permute|memcpy|memset|fill"
 _REDUCTION: Final = (
     r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|vector_norm|sum_kernel"
     r"|scan|sort|topk|cub::|rocprim::|Radix"
@@ -80,10 +73,11 @@ _OTHER_KNOWN: Final = (
     r"|^triton__\d"  # Inductor of torch 2.0: the name shows neither a reduction nor pointwise operations
 )
 ROWS: Final = (
-    (ELEMENTWISE, _FUSED_POINTWISE),
-    (REDUCTION, _FUSED_REDUCTION),
+    # Names of Inductor kernels list all fused operators; only the prefix shows the kind.
+    (ELEMENTWISE, r"^triton_(poi|for|unk)_"),
+    (REDUCTION, r"^triton_(red|per|split_scan|mix_order)_"),
     (COMMUNICATION, _COMMUNICATION),
-    (OPTIMIZER, _OPTIMIZER),
+    (OPTIMIZER, r"adam|sgd|adagrad|lamb_|multi_tensor_apply|FusedOptimizer|foreach|rmsprop|lion_"),
     (COPY, _CACHE),
     (ATTENTION, _ATTENTION),
     (NORM, _NORM),
@@ -91,10 +85,11 @@ ROWS: Final = (
     (POOLING, r"pool"),
     (CONVOLUTION, _CONVOLUTION),
     (MATMUL, _MATMUL),
-    (COPY, _COPY),
+    (COPY, r"copy|transpose|CatArray|aten::cat|chunk_cat|permute|memcpy|memset|fill"),
     (REDUCTION, _REDUCTION),
     (ELEMENTWISE, _ELEMENTWISE),
-    (ELEMENTWISE, _ARITHMETIC),
+    # Names of MTIA end with the type: add-dtype_Float.
+    (ELEMENTWISE, r"^(aten::)?\w*?(add|sub|mul|div|divide|sqrt|sigmoid|log2|clip|where)\w*(\.out)?-dtype_"),
     (OTHER_KNOWN, _OTHER_KNOWN),
 )
 

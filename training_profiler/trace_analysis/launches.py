@@ -61,34 +61,29 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
     ]
     works = np.flatnonzero(np.isin(call, replays) & columns.is_gpu())
     for replay in np.unique(call[works]).tolist():
-        of_replay = works[call[works] == replay]  # in order of time
-        pairs = _captured_of(columns, captured, of_replay)
-        if pairs is not None:
-            joined[pairs[0]] = pairs[1]
+        for work, made in _captured_of(columns, captured, works[call[works] == replay]).items():
+            joined[work] = made
     return joined
 
 
-def _captured_of(columns: Columns, captured: Sequence[Ints], works: Ints) -> tuple[Ints, Ints] | None:
-    """Return the works that have a captured call, and these calls; None if no capture or more than one fits."""
-    named = [pairs for calls in captured if (pairs := _by_name(columns, calls, works)) is not None]
-    if named:
-        return max(named, key=lambda pairs: len(pairs[0]))
+def _captured_of(columns: Columns, captured: Sequence[Ints], works: Ints) -> dict[int, int]:
+    """Return the captured call of each of the works, which are in order of time; nothing unless one capture fits."""
+    named = max((_by_name(columns, calls, works) for calls in captured), key=len)
+    if len(named) >= LEAST_MATCHED * len(works):
+        return named
     fitting = [calls for calls in captured if len(calls) == len(works) and not (columns.launches[calls] != NONE).any()]
-    return (works, fitting[0]) if len(fitting) == 1 else None
+    return dict(zip(works.tolist(), fitting[0].tolist(), strict=True)) if len(fitting) == 1 else {}
 
 
-def _by_name(columns: Columns, calls: Ints, works: Ints) -> tuple[Ints, Ints] | None:
-    names = columns.launches[calls].tolist()
-    pairs, at = [], 0
+def _by_name(columns: Columns, calls: Ints, works: Ints) -> dict[int, int]:
+    names, at = columns.launches[calls].tolist(), 0
+    pairs = {}
     for work in works.tolist():
         found = next((i for i in range(at, min(len(names), at + 3)) if names[i] == columns.name[work]), None)
         if found is not None:
-            pairs.append((work, int(calls[found])))
+            pairs[work] = int(calls[found])
             at = found + 1
-    if len(pairs) < LEAST_MATCHED * len(works):
-        return None
-    rows, launched = np.array(pairs, np.int64).T
-    return rows, launched
+    return pairs
 
 
 # If a trace rounds begin and duration to whole us, an inner event may end up to 2 us after the outer one.

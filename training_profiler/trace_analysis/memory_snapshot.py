@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
@@ -177,6 +178,9 @@ class MemoryOrigin(NamedTuple):
     phase: str
 
 
+Live = dict[int | None, tuple[int, MemoryOrigin]]  # by address, the bytes that were requested, and where
+
+
 class Origins(dict[int, tuple[Any, MemoryOrigin]]):
     """Origins by the id of their stack, with the stack, so that its id stays its own: each is read once."""
 
@@ -297,7 +301,7 @@ def devices_of(raw: RawSnapshot) -> list[SnapshotOfDevice]:
 def _of_device(
     device: int, segments: Sequence[Segment], history: Sequence[Entry], origins: Origins
 ) -> SnapshotOfDevice:
-    live: dict[int, tuple[int, MemoryOrigin]] = {}
+    live: Live = {}
     requested = rounding = awaiting = in_use = empty = largest = 0
     for number, segment in enumerate(segments):
         unused, rest, is_used = 0, segment.total_size, False
@@ -356,16 +360,14 @@ def _by(live: Iterable[tuple[int, MemoryOrigin]], key: Callable[[MemoryOrigin], 
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.place, row.phase)))
 
 
-def _peak(live: dict[int, tuple[int, MemoryOrigin]], history: Sequence[Entry], origins: Origins) -> MemoryPeak | None:
+def _peak(live: Live, history: Sequence[Entry], origins: Origins) -> MemoryPeak | None:
     moves = [entry for entry in history if entry.action in ("alloc", "free_requested") and entry.addr is not None]
     if not moves:
         return None
-    level = highest = sum(size for size, _ in live.values())
-    at = len(moves)  # number of moves before the peak
-    for i in range(len(moves) - 1, -1, -1):
-        level += moves[i].size if moves[i].action == "free_requested" else -moves[i].size
-        if level > highest:
-            highest, at = level, i
+    back = (entry.size if entry.action == "free_requested" else -entry.size for entry in reversed(moves))
+    levels = list(accumulate(back, initial=sum(size for size, _ in live.values())))
+    highest = max(levels)
+    at = len(moves) - levels.index(highest)  # number of moves before the peak
     then = _lived_at(live, moves, at, origins)
     last_us = next((entry.time_us for entry in reversed(history) if entry.time_us is not None), None)
     peak_us = moves[at - 1].time_us if at else None
@@ -378,27 +380,17 @@ def _peak(live: dict[int, tuple[int, MemoryOrigin]], history: Sequence[Entry], o
     )
 
 
-def _lived_at(
-    live: dict[int, tuple[int, MemoryOrigin]], moves: Sequence[Entry], at: int, origins: Origins
-) -> dict[int, tuple[int, MemoryOrigin]]:
-    asked: dict[int | None, Any] = {}  # the requests of live blocks
-    of_freed: dict[int, Any] = {}
-    for i, entry in enumerate(moves):
+def _lived_at(live: Live, moves: Sequence[Entry], at: int, origins: Origins) -> Live:
+    asked: dict[int | None, Entry] = {}  # the requests of live blocks
+    requests = []  # that each move ends
+    for entry in moves:
+        requests.append(asked.pop(entry.addr, None))
         if entry.action == "alloc":
             asked[entry.addr] = entry
-        else:
-            of_freed[i] = asked.pop(entry.addr, None)
-    then: dict[int, tuple[int, MemoryOrigin]] = dict(live)
-    for i in range(len(moves) - 1, at - 1, -1):
-        entry = moves[i]
-        if entry.addr is None:
-            continue
-        if entry.action == "alloc":
-            then.pop(entry.addr, None)
-        else:
-            before = of_freed[i]
-            then[entry.addr] = (
-                entry.size,
-                MemoryOrigin(BEFORE, BEFORE) if before is None else origins.of(before.frames),
-            )
+    then = dict(live)
+    for entry, request in list(zip(moves, requests, strict=True))[at:][::-1]:
+        then.pop(entry.addr, None)
+        if entry.action == "free_requested":
+            origin = MemoryOrigin(BEFORE, BEFORE) if request is None else origins.of(request.frames)
+            then[entry.addr] = entry.size, origin
     return then

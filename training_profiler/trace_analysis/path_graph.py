@@ -11,21 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis import path_links
 from training_profiler.trace_analysis.columns import NONE, Columns, Ints
 from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
-from training_profiler.trace_analysis.path_links import (
-    LONG_AGO,
-    HostPieces,
-    Works,
-    device_links,
-    event_waits,
-    handovers_of,
-    host_pieces,
-    waits_of,
-    works_of,
-)
+from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
 from training_profiler.trace_analysis.timeline import main_thread
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
@@ -100,10 +91,10 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     missing = _missing(columns, main, rows, calls, doubts, scope)
     if missing:
         return missing
-    pieces = host_pieces(events)
+    pieces = path_links.host_pieces(events)
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
-    works = works_of(events, rows, calls)
+    works = path_links.works_of(events, rows, calls)
     bounds = _bounds(columns, pieces, main, scope)
     since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
@@ -168,8 +159,8 @@ class _Builder:
     ) -> None:
         self._events, self._columns, self._pieces, self._works = events, events.columns, pieces, works
         self._main, self._bounds = main_thread(events.columns), bounds
-        self._waits = waits_of(events.columns, works, calls)
-        self._handovers = handovers_of(events.columns, events.nesting, pieces, self._main)
+        self._waits = path_links.waits_of(events.columns, works, calls)
+        self._handovers = path_links.handovers_of(events.columns, events.nesting, pieces, self._main)
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
@@ -261,7 +252,7 @@ class _Builder:
     def _add_device(self) -> tuple[list[int], list[int]]:
         """Add what works wait for; return the work before each on its stream, and the delay after it."""
         works, points = self._works, len(self._thread)
-        links = device_links(works)
+        links = path_links.device_links(works)
         for thread in np.unique(works.thread[works.thread != NONE]).tolist():
             launched = np.flatnonzero(works.thread == thread)
             called = self._points_of(thread, works.called_ns[launched])
@@ -276,7 +267,7 @@ class _Builder:
             other = int(links.other[work])
             why = IN_GRAPH if works.is_in_graph(other, work) else OTHER_STREAM
             self._edges[points + work].append((points + other, int(links.other_delay_ns[work]), why))
-        for work, other in event_waits(self._columns, works):
+        for work, other in path_links.event_waits(self._columns, works):
             if links.other[work] != other:
                 self._edges[points + work].append((points + other, 0, OTHER_STREAM))
         before = np.where(links.before != NONE, links.before + points, NONE)

@@ -205,27 +205,19 @@ Number = int | float | str | None
 MISSING: Final = msgspec.Raw()
 
 
-class CallArgs(msgspec.Struct, gc=False):
-    """The arguments of calls of a runtime that the analysis uses."""
+class Args(msgspec.Struct, gc=False):
+    """The arguments that the analysis uses: of calls of a runtime, of operators and annotations, of any event."""
 
     correlation: Number = NONE
     external: Number = msgspec.field(default=NONE, name="External id")
     external_old: Number = msgspec.field(default=NONE, name="external id")
     kernel: Number = None  # that a call of HIP launches
 
-
-class OperatorArgs(CallArgs, gc=False):
-    """Those of operators and annotations."""
-
     dims: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
     values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
     stack: Any = msgspec.field(default="", name="Call stack")
     module: Any = msgspec.field(default="", name="Module Hierarchy")
-
-
-class Args(OperatorArgs, gc=False):
-    """Those of any event."""
 
     device: Number = NONE
     stream: Number = NONE

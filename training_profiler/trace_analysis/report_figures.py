@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.diagnosis.finding import Finding
+from training_profiler.trace_analysis import rules_findings
 from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
 from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
 from training_profiler.trace_analysis.events import StepParts
@@ -17,14 +18,7 @@ from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.operators import SORT_KEYS, Kernels, Operator, Rate, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.rules_findings import (
-    THRESHOLDS,
-    checks,
-    not_checked,
-    recommendations,
-    saving_ms,
-    saving_text,
-)
+from training_profiler.trace_analysis.rules_findings import THRESHOLDS, saving_ms
 from training_profiler.trace_analysis.trace import Trace
 
 SCHEMA: Final = 2  # of `--json`; 1 had no such key, and called a saving worth_ms and a fix remedy
@@ -224,7 +218,7 @@ def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, A
 
 def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, Any]:
     return {
-        "checklist": [check._asdict() for check in checks(analysis)],
+        "checklist": [check._asdict() for check in rules_findings.checks(analysis)],
         "recommendations": [
             {
                 "code": finding.code,
@@ -233,9 +227,9 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
                 "saving_ms": saving_ms(finding),
                 "fix": finding.fix,
             }
-            for finding in recommendations(analysis, thresholds)
+            for finding in rules_findings.recommendations(analysis, thresholds)
         ],
-        "not_checked": not_checked(analysis),
+        "not_checked": rules_findings.not_checked(analysis),
         "recording_ms": in_ms(analysis.recording_ns) if analysis.has_gpu else None,
         "not_recorded_ms": in_ms(analysis.unseen_ns) if analysis.has_gpu else None,
         "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
@@ -350,18 +344,17 @@ def listing(
     *,
     detail_of: Callable[[Item], str] | None = None,
     left: Sequence[int] = (0,),
-    more: str = "more; --json has all",
 ) -> str:
     """Return a table of the first items, each with a detail below it, and how many more there are."""
     shown, left_out = items[:most], len(items) - most
     text = table(headers, [row_of(item) for item in shown], left)
     text = with_details(text, [detail_of(item) for item in shown] if detail_of else [])
-    return text + (f"\n({left_out} {more})" if left_out > 0 else "")
+    return text + (f"\n({left_out} more; --json has all)" if left_out > 0 else "")
 
 
 def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[str]:
     """Return a finding with its saving, and its fix below; ``traces`` names the traces it holds for."""
-    saving = saving_text(finding, analysis)
+    saving = rules_findings.saving_text(finding, analysis)
     return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
 
 

@@ -255,36 +255,23 @@ def _path_text(graph: Graph) -> str:
     path = critical_path(graph)
     if not path.wall_ns:
         return ""
-    of_ranks = [_sums(path, {f"rank {rank}": ns for rank, ns in path.ranks_ns.items()})] if graph.is_of_ranks else []
-    of_ranks += (
-        [
-            listing(
-                ("the path leaves a collective", "of", "for", "times"),
-                path.jumps,
-                lambda jump: (kernel(jump.name), f"rank {jump.waiting}", f"rank {jump.waited_for}", jump.count),
-                MOST_JUMPS,
-                left=(0, 1, 2),
-            )
+    parts = [_title(path, len(graph.sides))]
+    if graph.is_of_ranks:
+        parts.append(_sums(path, {f"rank {rank}": ns for rank, ns in path.ranks_ns.items()}))
+    if graph.is_of_ranks and path.jumps:
+        headers = ("the path leaves a collective", "of", "for", "times")
+        jumps = [
+            (kernel(jump.name), f"rank {jump.waiting}", f"rank {jump.waited_for}", jump.count) for jump in path.jumps
         ]
-        if graph.is_of_ranks and path.jumps
-        else []
-    )
-    kinds = _sums(path, path.kinds_ns | {"all": path.wall_ns})
+        parts.append(listing(headers, jumps, list, MOST_JUMPS, left=(0, 1, 2)))
+    parts += [_sums(path, path.kinds_ns | {"all": path.wall_ns}), _path_links(path, graph.is_of_ranks)]
     each, of = (1, "it takes") if path.step_ns is None else (path.steps, "a step takes")
     rows = []
     for found in outcomes(graph, path):
         name = f": {kernel(found.change.name)}" if found.change.name else ""
         change = percent(round(found.wall_ns / path.wall_ns - 1, 3) + 0.0)  # without a sign if it rounds to nothing
         rows.append((f"{found.change.what}{name}", ms(found.wall_ns / each), change))
-    return "\n\n".join(
-        [
-            _title(path, len(graph.sides)),
-            *of_ranks,
-            kinds,
-            _path_links(path, graph.is_of_ranks),
-            *[table(("if", of, "change"), rows), wrapped(ASSUMED)],
-        ]
-    )
+    return "\n\n".join([*parts, table(("if", of, "change"), rows), wrapped(ASSUMED)])
 
 
 def _title(path: Path, ranks: int) -> str:

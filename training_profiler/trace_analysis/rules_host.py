@@ -1,8 +1,9 @@
 """Rules about the host: batches, launches, reads, copies, allocations."""
 
+import operator
 from typing import Final
 
-from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
+from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.trace_analysis import gaps
@@ -17,6 +18,7 @@ from training_profiler.trace_analysis.rules_registry import (
     THREE_STEPS,
     TIMED,
     WHOLE,
+    found,
 )
 from training_profiler.trace_analysis.trace import Trace
 
@@ -42,11 +44,11 @@ BETWEEN_REPLAYS: Final = (
 )
 
 
-@RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True)
-def data_loading(analysis: Trace, threshold: float) -> Finding | None:
+@RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True, fires=operator.ge)
+def data_loading(analysis: Trace, _: float) -> Finding | None:
     """Flag waits for batches of 15 % of the time or more, and a DataLoader without workers."""
     share = analysis.data_share
-    if share is None or share < threshold:
+    if share is None:
         return None
     is_synchronous = any("_SingleProcessDataLoaderIter" in name for name in analysis.waiting.data_names)
     how = " from a DataLoader without workers" if is_synchronous else ""
@@ -54,37 +56,26 @@ def data_loading(analysis: Trace, threshold: float) -> Finding | None:
     waited_ns = sum(analysis.waiting.data_ns)
     saved_ns = analysis.gap_ns(gaps.DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
     saved_ns = max(0, min(saved_ns, waited_ns) - analysis.waiting.worker_start_ns)  # more workers start no faster
-    return Finding(
-        "data-loading-bound",
-        f"{share:.1%} of {analysis.scope.time} is spent waiting for batches{how}",
-        {"share_of_step": share, "threshold": threshold, "waited_ms": waited_ns / NS_PER_MS},
-        saved_ns / NS_PER_S,
-        f"Raise DataLoader(num_workers=...){reason}, then set pin_memory=True and persistent_workers=True",
-    )
+    waits = f"{share:.1%} of {analysis.scope.time} is spent waiting for batches{how}"
+    fix = f"Raise DataLoader(num_workers=...){reason}, then set pin_memory=True and persistent_workers=True"
+    return found(waits, fix, saved_ns, share_of_step=share, waited_ms=waited_ns / NS_PER_MS)
 
 
-@RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, AT_ONCE))
+@RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, AT_ONCE), fires=operator.lt)
 def idle(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
-    used = analysis.utilization
-    if used is None or used >= threshold:
-        return None
-    idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
+    used, idle_ns = analysis.utilization, sum(part.idle_ns for part in analysis.scope.parts)
     idle_ns -= analysis.recording_ns + analysis.unseen_ns
-    if not analysis.is_idle_for(idle_ns, 1 - threshold):
+    if used is None or not analysis.is_idle_for(idle_ns, 1 - threshold):
         return None
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
     low = "the CPU probably cannot keep up" if by_host else "low"
     verdict = "serious" if used < 0.5 else low if used < 0.7 else "could be higher"
-    return Finding(
-        "gpu-idle",
-        f"The device is busy for {used:.1%} of {where} ({verdict}){cause}",
-        {"utilization": used, "threshold": threshold, "idle_ms": idle_ns / NS_PER_MS, "main_cause": main},
-        0.0,  # the other findings split it by cause
-        fix,
-    )
+    said = f"The device is busy for {used:.1%} of {where} ({verdict}){cause}"
+    # The other findings split what could be saved by cause.
+    return found(said, fix, utilization=used, idle_ms=idle_ns / NS_PER_MS, main_cause=main)
 
 
 def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
@@ -123,29 +114,25 @@ def _fewer_launches(analysis: Trace) -> str:
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, AT_ONCE, OPERATORS), is_measured=True)
 def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
-    found = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
+    places = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
     ns = analysis.gap_ns(gaps.HOST_STALL)
-    share = analysis.share_of_scope(ns)
-    if not found or share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
+    if not places or not analysis.is_idle_for(ns, threshold):
         return None
-    found.sort(key=lambda place: -place.ns_of(gaps.HOST_STALL))
-    named = ", ".join(_stall_text(place) for place in found[:MOST_STALLS])
-    more = f" and {len(found) - MOST_STALLS} more" if len(found) > MOST_STALLS else ""
-    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in found if place.stall.is_first)
+    places.sort(key=lambda place: -place.ns_of(gaps.HOST_STALL))
+    named, share = ", ".join(_stall_text(place) for place in places[:MOST_STALLS]), analysis.share_of_scope(ns)
+    more = f" and {len(places) - MOST_STALLS} more" if len(places) > MOST_STALLS else ""
+    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in places if place.stall.is_first)
     fix = "Look at what the host does there: move it off the training thread, or do it less often"
     if 2 * first_ns > ns * len(analysis.devices):
         fix = (
             "Before its first run a kernel is loaded, chosen or compiled, once in a run: record later, with "
             "torch.profiler.schedule(wait=..., warmup=...)"
         )
-    return Finding(
-        "host-stall",
-        f"The host stalls {counted(len(found), 'time')} without launching work, and the device idles meanwhile for "
-        f"{share:.1%} of {analysis.scope.time}: {named}{more}",
-        {"share_of_step": share, "threshold": threshold, "stalls": len(found), "first_calls_ms": first_ns / NS_PER_MS},
-        ns / NS_PER_S,
-        fix,
+    stalled = (
+        f"The host stalls {counted(len(places), 'time')} without launching work, and the device idles meanwhile for "
+        f"{share:.1%} of {analysis.scope.time}: {named}{more}"
     )
+    return found(stalled, fix, ns, share_of_step=share, stalls=len(places), first_calls_ms=first_ns / NS_PER_MS)
 
 
 def _stall_text(place: AttributedGap) -> str:
@@ -164,35 +151,28 @@ def _stall_text(place: AttributedGap) -> str:
 def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = analysis.gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)
-    share = analysis.share_of_scope(ns)
-    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
+    if not analysis.is_idle_for(ns, threshold):
         return None
-    kernels = analysis.kernels
-    short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
-    return Finding(
-        "launch-bound",
-        f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
-        {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
-        (ns - analysis.reads_gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)) / NS_PER_S,
-        _fewer_launches(analysis),
-    )
+    share, count = analysis.share_of_scope(ns), analysis.kernels.short_count
+    short = f" ({count} of {analysis.kernels.count} kernels take under 10 us)" if count else ""
+    waits = f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}"
+    saved_ns = ns - analysis.reads_gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)
+    return found(waits, _fewer_launches(analysis), saved_ns, share_of_step=share, short_kernels=count)
 
 
 @RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
-def reads(analysis: Trace, threshold: float) -> Finding | None:
+def reads(analysis: Trace, _: float) -> Finding | None:
     """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
     share = analysis.share_of_scope(analysis.waiting.read_ns)
-    if share is None or share <= threshold:
-        return None
     calls = sum(read.count for read in analysis.waiting.reads)
     names = ", ".join(read.name for read in analysis.waiting.reads[:3])
-    return Finding(
-        "synchronizing-reads",
+    return found(
         f"The host waits {counted(calls, 'time')} to read from the device ({names}), for {share:.1%} of "
         f"{analysis.scope.time}",
-        {"share_of_step": share, "threshold": threshold, "calls": calls},
-        analysis.reads_gap_ns() / NS_PER_S,
         "Keep values on the device (.detach()) and read them every n-th step; use torch.where instead of `if tensor`",
+        analysis.reads_gap_ns(),
+        share_of_step=share,
+        calls=calls,
     )
 
 
@@ -200,55 +180,47 @@ def reads(analysis: Trace, threshold: float) -> Finding | None:
 def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
     ns = analysis.gap_ns(gaps.BLOCKING_COPY) - analysis.reads_gap_ns(gaps.BLOCKING_COPY)
-    share = analysis.share_of_scope(ns)
-    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
-        return None
     is_known = analysis.transfers.exposed_ns is not None
     copies = analysis.transfers.count if is_known else sum(copy.count for copy in analysis.copies)
-    if analysis.copies and not copies:  # the host copies from device to device
+    is_between_devices = analysis.copies and not copies
+    if is_between_devices or not analysis.is_idle_for(ns, threshold):
         return None
-    return Finding(
-        "blocking-copies",
+    share = analysis.share_of_scope(ns)
+    return found(
         f"The device idles for {share:.1%} of {analysis.scope.time} while the host copies to or from it "
         f"({'1 copy' if copies == 1 else f'{copies} copies'} recorded)",
-        {"share_of_step": share, "threshold": threshold, "copies": copies},
-        ns / NS_PER_S,
         f"Create tensors on the device, copy few large tensors in place of many small ones{_not_blocking(analysis)}",
+        ns,
+        share_of_step=share,
+        copies=copies,
     )
 
 
 @RULES.rule("pageable-copies", threshold=0.01, needs=TIMED, work="copies")
-def pageable(analysis: Trace, threshold: float) -> Finding | None:
+def pageable(analysis: Trace, _: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
-    ns, copies = analysis.pageable.total_ns, analysis.pageable.count
+    ns, copies, exposed_ns = analysis.pageable.total_ns, analysis.pageable.count, analysis.transfers.exposed_ns
     share = analysis.share_of_scope(ns)
-    if share is None or share <= threshold:
-        return None
-    exposed_ns = analysis.transfers.exposed_ns
-    return Finding(
-        "pageable-copies",
-        f"{'1 copy' if copies == 1 else f'{copies} copies'} from pageable memory {'takes' if copies == 1 else 'take'} "
-        f"{share:.1%} of {analysis.scope.time}",
-        {"share_of_step": share, "threshold": threshold},
-        (ns if exposed_ns is None else min(ns, exposed_ns)) / NS_PER_S,
-        f"Use {analysis.pinning}" + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
-    )
+    take = "1 copy from pageable memory takes" if copies == 1 else f"{copies} copies from pageable memory take"
+    unblocked = " and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""
+    saved_ns = ns if exposed_ns is None else min(ns, exposed_ns)
+    fix = f"Use {analysis.pinning}{unblocked}"
+    return found(f"{take} {share:.1%} of {analysis.scope.time}", fix, saved_ns, share_of_step=share)
 
 
 @RULES.rule("allocations", threshold=0.01, needs=(OPERATORS,), is_measured=True)
-def allocations(analysis: Trace, threshold: float) -> Finding | None:
+def allocations(analysis: Trace, _: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
-    ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations
-    share = analysis.share_of_scope(ns)
-    if share is None or share <= threshold:
-        return None
-    longest_ns = analysis.waiting.longest_allocation_ns
+    ns, calls, longest_ns = (
+        analysis.waiting.allocation_ns,
+        analysis.waiting.allocations,
+        analysis.waiting.longest_allocation_ns,
+    )
     is_cuda = analysis.has_graphs
     expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
     fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
     made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
-    allocated = analysis.waiting.allocations / 2  # the others free
-    if made >= TENSORS_NEEDED and allocated >= EACH * made:
+    if made >= TENSORS_NEEDED and calls / 2 >= EACH * made:  # the other half frees
         fix = (
             "Nearly each tensor gets memory from the device: the caching allocator is off "
             "(PYTORCH_NO_CUDA_MEMORY_CACHING, PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
@@ -261,17 +233,13 @@ def allocations(analysis: Trace, threshold: float) -> Finding | None:
             "later, with torch.profiler.schedule(wait=..., warmup=...)"
         )
     of_what = "of cudaMalloc and cudaFree (or HIP's)" if is_cuda else "that allocate or free memory of the device"
-    return Finding(
-        "allocations",
-        f"{counted(calls, 'call')} {of_what} {'takes' if calls == 1 else 'take'} {share:.1%} of "
-        f"{analysis.scope.time}{one}",
-        {"share_of_step": share, "threshold": threshold, "calls": calls, "longest_call_ms": longest_ns / NS_PER_MS},
-        (min(ns, analysis.gap_ns(gaps.ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
-        fix,
-    )
+    share, takes = analysis.share_of_scope(ns), f"{of_what} {'takes' if calls == 1 else 'take'}"
+    said = f"{counted(calls, 'call')} {takes} {share:.1%} of {analysis.scope.time}{one}"
+    saved_ns = min(ns, analysis.gap_ns(gaps.ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns
+    return found(said, fix, saved_ns, share_of_step=share, calls=calls, longest_call_ms=longest_ns / NS_PER_MS)
 
 
-@RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
+@RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,), fires=lambda *_: True)
 def varies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag steps whose length varies by over 10 %, the first one aside, and not only because the host runs ahead."""
     variation, settled = analysis.step_variation, analysis.settled_variation
@@ -279,30 +247,21 @@ def varies(analysis: Trace, threshold: float) -> Finding | None:
         return None
     longest = max(analysis.steps, key=lambda step: step.wall_ns)
     first = "; it is the first recorded step, in which the recording starts" if longest is analysis.steps[0] else ""
-    return Finding(
-        "step-time-varies",
+    said = (
         f"Step time varies by {variation:.1%} over {len(analysis.steps)} steps "
-        f"(longest: {longest.name}, {longest.wall_ns / NS_PER_MS:.1f} ms)",
-        {"variation": variation, "threshold": threshold, "steps": len(analysis.steps)},
-        0.0,
-        f"Compare the gaps of the longest step with those of others: data, changing shapes, allocations{first}",
+        f"(longest: {longest.name}, {longest.wall_ns / NS_PER_MS:.1f} ms)"
     )
+    fix = f"Compare the gaps of the longest step with those of others: data, changing shapes, allocations{first}"
+    return found(said, fix, variation=variation, steps=len(analysis.steps))
 
 
 @RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS), work="copies")
-def data_transfer(analysis: Trace, threshold: float) -> Finding | None:
+def data_transfer(analysis: Trace, _: float) -> Finding | None:
     """Flag copies between host and device that nothing hides, over 10 % of step time."""
-    ns = analysis.transfers.exposed_ns
-    share = None if ns is None else analysis.share_of_scope(ns)
-    if ns is None or share is None or share <= threshold:
-        return None
-    return Finding(
-        "data-transfer",
-        f"For {share:.1%} of {analysis.scope.time} the device does nothing but copy from or to the host",
-        {"share_of_step": share, "threshold": threshold},
-        ns / NS_PER_S,
-        _faster_transfers(analysis),
-    )
+    ns = analysis.transfers.exposed_ns or 0
+    share = analysis.share_of_scope(ns)
+    said = f"For {share:.1%} of {analysis.scope.time} the device does nothing but copy from or to the host"
+    return found(said, _faster_transfers(analysis), ns, share_of_step=share)
 
 
 def _faster_transfers(analysis: Trace) -> str:
@@ -327,17 +286,13 @@ def _pinned(analysis: Trace, before_next: str) -> str:
 
 
 @RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)
-def side_work(analysis: Trace, threshold: float) -> Finding | None:
+def side_work(analysis: Trace, _: float) -> Finding | None:
     """Flag a section for metrics, logging or weight averaging that takes the host over 5 % of step time."""
     named = analysis.waiting.side_work_ns
     name = max(named, key=lambda section: named[section])
     share = analysis.share_of_scope(named[name])
-    if share is None or share <= threshold:
-        return None
-    return Finding(
-        "side-work",
-        f"{name} takes {share:.1%} of {analysis.scope.time} on the host",
-        {"share_of_step": share, "threshold": threshold, "section": name},
-        0.0,  # the gaps that it causes belong to the findings about their causes
-        "Do it every n-th step; use torch._foreach_* for norms and weight averages",
+    fix = "Do it every n-th step; use torch._foreach_* for norms and weight averages"
+    # The gaps that it causes belong to the findings about their causes.
+    return found(
+        f"{name} takes {share:.1%} of {analysis.scope.time} on the host", fix, share_of_step=share, section=name
     )

@@ -8,23 +8,14 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from training_profiler.trace_analysis import communication, host_activity
-from training_profiler.trace_analysis.code_places import CodePlaces
+from training_profiler.trace_analysis import communication, events, host_activity
 from training_profiler.trace_analysis.columns import Bools, Columns
 from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, unseen_work, without_skew
 from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
-from training_profiler.trace_analysis.events import (
-    DeviceMemory,
-    StepParts,
-    TracedEvents,
-    devices_of,
-    memory_of,
-    take_turns,
-    utilization,
-)
-from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING, Gap
+from training_profiler.trace_analysis.events import DeviceMemory, StepParts, TracedEvents
+from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING
 from training_profiler.trace_analysis.host_activity import calls_named, pace_variation, phases_of
-from training_profiler.trace_analysis.idle_times import attributed, idle_times
+from training_profiler.trace_analysis.idle_times import idle_times
 from training_profiler.trace_analysis.known_names import HAS_GRAPHS, SYNCHRONIZE
 from training_profiler.trace_analysis.launches import is_section, replayed_share
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
@@ -61,9 +52,9 @@ class Trace(TracedEvents):
         lambda trace: len(np.unique((trace.columns.device * 2**40 + trace.columns.stream)[trace.columns.is_gpu()]))
     )
     # The activity of each device.
-    devices = _of(lambda trace: devices_of(trace.columns, trace.communicates, trace.device))
+    devices = _of(lambda trace: events.devices_of(trace.columns, trace.communicates, trace.device))
     # Whether one device works while the others wait.
-    takes_turns = _of(lambda trace: take_turns(trace.devices, trace.device.busy))
+    takes_turns = _of(lambda trace: events.take_turns(trace.devices, trace.device.busy))
     # The communication at times without computation.
     exposed_communication_ns = _of(
         lambda trace: trace.device.communication.total_ns - overlap(trace.device.communication, trace.device.compute)
@@ -81,12 +72,11 @@ class Trace(TracedEvents):
     parallelism = _of(lambda trace: communication.parallelism_of(trace, trace.collectives))
     # What makes communication cost less under these.
     communication_advice = _of(lambda trace: communication.advice(trace.parallelism, trace.is_communication_apart))
-    _found_idle: "cached_property[tuple[list[tuple[Gap, bool]], CodePlaces]]" = _of(
-        lambda trace: idle_times(trace, trace.devices, trace._unseen, takes_turns=trace.takes_turns)
+    _idle_times = _of(
+        lambda trace: idle_times(trace, trace.devices, trace._unseen, trace._reads, takes_turns=trace.takes_turns)
     )
     # Where in the code time goes.
-    code = _of(lambda trace: trace._found_idle[1])
-    _idle_times = _of(lambda trace: attributed(trace, trace._found_idle[0], trace._reads, trace.code))
+    code = _of(lambda trace: trace._idle_times.code)
     # The gaps of at least 30 us, of all devices, in order of time.
     gaps = _of(lambda trace: trace._idle_times.gaps)
     # Idle times of at least 30 us before a device's first work in steps and after its last.
@@ -150,7 +140,7 @@ class Trace(TracedEvents):
     def memory(self) -> tuple[DeviceMemory, ...]:
         """The memory of each device, if it was recorded."""
         on_main = is_section(self.columns) & (self.columns.thread == main_thread(self.columns))
-        return tuple(memory_of(self.columns, self.steps, timeline_of(self.columns, on_main)))
+        return tuple(events.memory_of(self.columns, self.steps, timeline_of(self.columns, on_main)))
 
     @cached_property
     def has_graphs(self) -> bool:
@@ -171,7 +161,7 @@ class Trace(TracedEvents):
     # Whether devices take turns and leave little time idle: what one of them waits for is another.
     is_one_system = _of(lambda trace: trace.takes_turns and (trace.scope.utilization or 0.0) > LEAST_IN_TURNS)
     # The share of the steps in which a device was busy.
-    utilization_in_steps = _of(lambda trace: utilization(trace.steps) if trace.has_gpu else None)
+    utilization_in_steps = _of(lambda trace: events.utilization(trace.steps) if trace.has_gpu else None)
     # The idle time within the scope in which the recording held up the host; of several devices the mean.
     recording_ns = _of(lambda trace: trace.gap_ns(RECORDING))
     # The time within the scope in which the device did what is not recorded; of several devices the mean.
@@ -233,12 +223,16 @@ class Trace(TracedEvents):
         by_loader = "DataLoader(pin_memory=True)"
         return by_loader if self.waiting.data_names else f"pinned memory (Tensor.pin_memory() or {by_loader})"
 
-    def share_of_scope(self, ns: int) -> float | None:
-        """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length.
+    def share_of_scope(self, ns: int) -> float:
+        """Return a time as a share of all steps, or of the recording if no steps are marked; 0 if it has no length.
 
         Without the time that the recording held up the host: no part of it is the program's.
         """
-        return min(1.0, ns / self.program_ns) if self.program_ns else None
+        return min(1.0, ns / self.program_ns) if self.program_ns else 0.0
+
+    def share_of_busy(self, ns: int) -> float:
+        """Return a time as a share of that in which a device is busy; 0 if none is."""
+        return ns / self.device.busy.total_ns if self.device.busy.total_ns else 0.0
 
     def is_idle_for(self, ns: int, threshold: float) -> bool:
         """Return whether an idle time is more than a share of the time that the device had for the work of the scope.

@@ -1,10 +1,12 @@
 import gc
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
 from tests.support import commands
+from tests.support.golden import assert_golden
 from tests.support.traces import Trace, gpu
 from training_profiler.cli import main
 from training_profiler.trace_analysis.report_views import VIEWS
@@ -74,28 +76,15 @@ def test_empty_view_explains_what_is_missing(view, tmp_path, capsys):
     assert "None" not in out
 
 
-def test_critical_path_adds_up_in_80_columns(path, capsys):
-    out = printed(capsys, path, "--view", "critical-path")
-    assert "length of 3 steps and the work that they launched: 0.600 ms, 0.200 ms a step" in out.replace("\n", " ")
-    assert max(map(len, out.splitlines())) <= 80
-    found = json.loads(printed(capsys, path, "--json"))["critical_path"]
-    assert (found["why_not"], found["steps"], found["wall_ms"]) == (None, 3, 0.6)
-    assert sum(found["kinds_ms"].values()) == pytest.approx(0.6)
-    assert sum(link["ms"] for link in found["links"]) == pytest.approx(0.6)
-    assert [row["wall_ms"] for row in found["what_if"]] == sorted(row["wall_ms"] for row in found["what_if"])
-
-
 def test_critical_path_over_ranks_comes_first(folder, capsys):
     out = printed(capsys, folder, "--view", "critical-path")
     assert out.startswith("=== Critical path over ranks ===\n")
     assert "What determines the length of 3 steps over 2 ranks" in out
     assert out.count("=== Critical path ===") == 2
     assert max(map(len, out.splitlines())) <= 80
-    for line in printed(capsys, folder, "--json").splitlines():
-        found = json.loads(line)["critical_path_over_ranks"]
-        assert sum(found["ranks_ms"].values()) == pytest.approx(found["wall_ms"])
-        assert {link["rank"] for link in found["links"]} <= {0, 1}
-        assert "the ranks are in perfect balance" in {row["change"] for row in found["what_if"]}
+    found = json.loads(printed(capsys, folder, "--json").splitlines()[0])["critical_path_over_ranks"]
+    assert sum(found["ranks_ms"].values()) == pytest.approx(found["wall_ms"])
+    assert "the ranks are in perfect balance" in {row["change"] for row in found["what_if"]}
 
 
 def test_unknown_critical_path_says_why(folder, capsys):
@@ -117,12 +106,6 @@ def test_unrecorded_device_is_left_out(tmp_path, capsys):
         "device_self_ms": None, "device_total_ms": None, "section": None,
     }  # fmt: skip
     assert {found[key] for key in ("busy_ms", "compute_union_ms", "comm_union_ms", "kernel_sum_ms")} == {None}
-
-
-def test_step_rows_of_overview_add_up(path, capsys):
-    lines = printed(capsys, path, "--view", "overview").splitlines()
-    total = next(line for line in lines if line.startswith("all 3")).split()
-    assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
 
 
 def test_trace_without_device_shows_operators_not_gaps(tmp_path, capsys):
@@ -194,13 +177,8 @@ def test_two_traces_are_compared_per_step(path, tmp_path, capsys):
     out = printed(capsys, path, "--compare", after)
     assert "before: a.pt.trace.json (3 steps)" in out
     assert "GPU utilization in steps: 60.0% before, 55.0% after" in out
-    found = json.loads(printed(capsys, path, "--compare", after, "--json"))
-    assert [difference["name"] for difference in found["differences"]][:3] == [
-        "step",
-        "compute",
-        "exposed communication",
-    ]
-    assert found["differences"][2]["difference_ms"] == pytest.approx(-0.01)
+    found = json.loads(printed(capsys, path, "--compare", after, "--json"))["differences"][2]
+    assert (found["name"], found["difference_ms"]) == ("exposed communication", pytest.approx(-0.01))
 
 
 def test_two_folders_are_compared_rank_by_rank(folder, capsys):
@@ -239,13 +217,8 @@ def test_several_devices_are_listed_in_a_table(tmp_path, capsys):
 def snapshot_file(folder):
     stack = [{"filename": "train.py", "line": 9, "name": "main"}]
     piece = {"size": 2**21, "requested_size": 2**20, "state": "active_allocated", "frames": stack, "address": 512}
-    history = [
-        {"action": "alloc", "addr": 512, "size": 2**20, "time_us": 5, "frames": stack},
-        {"action": "oom", "size": 2**31, "time_us": 6, "frames": stack, "device_free": 2**20},
-    ]
     path = folder / "dump.pickle"
-    snapshot = {"segments": [{"total_size": 2**21, "address": 512, "blocks": [piece]}], "device_traces": [history]}
-    path.write_bytes(pickle.dumps(snapshot))
+    path.write_bytes(pickle.dumps({"segments": [{"total_size": 2**21, "address": 512, "blocks": [piece]}]}))
     return path
 
 
@@ -253,11 +226,6 @@ def test_memory_snapshot_is_reported_alone_and_with_a_trace(path, tmp_path, caps
     snapshot = snapshot_file(tmp_path)
     alone = printed(capsys, "--memory-snapshot", snapshot)
     assert "dump.pickle, device 0: 2.0 MiB reserved in 1 segment" in alone
-    assert ["rounding", "of", "their", "sizes", "1.0", "MiB", "50.0%"] in [line.split() for line in alone.splitlines()]
-    assert (
-        "Peak of 1.0 MiB, 0.000 s before the end (the highest in a history of 2 events):\nelsewhere 100.0%\n" in alone
-    )
-    assert "Out of memory: 2.0 GiB requested at train.py:9 in main, with 1.0 MiB free on the\ndevice\n" in alone
     both = printed(capsys, path, "--memory-snapshot", snapshot)
     assert both.startswith("=== Overview ===")
     assert alone.removeprefix("=== Memory ===") in both
@@ -273,29 +241,20 @@ def test_threshold_can_be_changed(path, capsys):
     assert not {"data-loading-bound", "gpu-idle"} & {finding["code"] for finding in found["recommendations"]}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "nothing to read; example: training-profiler trace runs/20261121-142530/captures"),
-        (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
-        (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints tables of its own"),
-        (
-            ("t", "--compare", "x", "--view", "kernels"),
-            "--compare prints tables of its own: leave --view and --sort out",
-        ),
-        (("t", "--compare", "x", "--sort", "name"), "--compare prints tables of its own: leave --view and --sort out"),
-        (
-            ("t", "--json", "--view", "kernels"),
-            "--json has all views: leave --view out and pick the keys that you need",
-        ),
-        (
-            ("t", "--sort", "name"),
-            "--sort orders the operators: add --view operators, as in --view operators --sort name",
-        ),
-        (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is not a rule; did you mean gpu-idle?"),
-        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number >= 0"),
-        (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),
-    ],
+UNUSABLE = (
+    "",
+    "--memory-snapshot x --view memory",
+    "--memory-snapshot nowhere",
+    "t --compare x --threshold gpu-idle=1",
+    "t --compare x --view kernels",
+    "t --compare x --sort name",
+    "t --json --view kernels",
+    "t --sort name",
+    "t --threshold gpu-idel=1",
+    "t --threshold gpu-idle=much",
 )
-def test_unusable_arguments_give_one_line(words, message, capsys):
-    assert message in refused(capsys, *words)
+
+
+def test_unusable_arguments_give_one_line_each(capsys):
+    lines = [f"{words}: {refused(capsys, *words.split())}\n" for words in UNUSABLE]
+    assert_golden(Path(__file__).parents[1] / "golden" / "trace_arguments.txt", "".join(lines))

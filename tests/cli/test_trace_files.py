@@ -43,13 +43,10 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
         )
     ]  # fmt: skip
     found = analyse(path)
-    gaps = rows(folder / "gaps.csv")
-    assert [(float(row["length_ms"]), row["cause"]) for row in gaps] == [
-        (gap.gap.length_ns / 1e6, gap.gap.cause) for gap in found.gaps
-    ]
-    assert {row["cause"] for row in gaps} == {"data loader"}
-    (edge,) = rows(folder / "idle_at_ends.csv")
-    assert (float(edge["length_ms"]) * 1e6, edge["cause"]) == (found.edges[0].in_scope_ns, "data loader")
+    for name, places in (("gaps", found.gaps), ("idle_at_ends", found.edges)):
+        assert [(float(row["length_ms"]), row["cause"]) for row in rows(folder / f"{name}.csv")] == [
+            (place.gap.length_ns / 1e6, "data loader") for place in places
+        ]
     assert len(rows(folder / "steps.csv")) == LOOP.steps
     (kernel,) = rows(folder / "kernels.csv")
     assert (kernel["kind"], int(kernel["calls"])) == ("matmul", LOOP.steps * LOOP.kernels)
@@ -65,7 +62,6 @@ def test_files_have_the_critical_path_and_what_a_change_brings(path, tmp_path, c
     expected = trace_data(analyse(path))["critical_path"]
     links = rows(tmp_path / "csv" / "critical_path.csv")
     assert [float(row["ms"]) for row in links] == [link["ms"] for link in expected["links"]]
-    assert sum(float(row["share"]) for row in links) == pytest.approx(1)
     changes = rows(tmp_path / "csv" / "what_if.csv")
     assert [(row["change"], float(row["wall_ms"])) for row in changes] == [
         (found["change"], found["wall_ms"]) for found in expected["what_if"]

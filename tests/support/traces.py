@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from hypothesis import HealthCheck, settings
 
 from training_profiler.trace_analysis.columns import Columns
 from training_profiler.trace_analysis.event_table import columns_of
@@ -14,6 +15,7 @@ from training_profiler.trace_analysis.trace import Trace as AnalysedTrace
 from training_profiler.trace_analysis.trace import analyse
 
 LOOP, AUTOGRAD = 1, 2  # threads of the host
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 
 
 class Trace:

@@ -1,13 +1,12 @@
 """Bus bandwidth: the formulas of nccl-tests, the link, and what is unknown."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.traces import QUICK
 from tests.trace_analysis.test_figures import collectives
 from training_profiler.base.peaks import link_of
-
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 
 
 @pytest.mark.parametrize(

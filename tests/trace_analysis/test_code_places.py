@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.traces import LOOP, Trace
+from tests.support.traces import LOOP, QUICK, Trace
 from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import SampledLine, WrittenSpan, write_trace
 from training_profiler.trace_analysis.code_places import TracedLine as CodeLine
@@ -14,7 +14,6 @@ from training_profiler.trace_analysis.code_places import line_of, shortened_line
 from training_profiler.trace_analysis.report_views import render_view
 from training_profiler.trace_analysis.trace import analyse
 
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000
 
 

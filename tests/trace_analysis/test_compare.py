@@ -179,48 +179,40 @@ def runs(group="", members="", sequence=None, **durations):
     }
 
 
-def test_waiting_is_the_time_beyond_the_last_rank_to_arrive():
-    found = over_ranks({0: runs(all_reduce=[10, 50]), 1: runs(all_reduce=[30, 20])})
-    assert [(total.kind, total.count, total.transfer_ns, total.waiting_ns) for total in found] == [
-        ("all_reduce", 2, 15.0, 12.5)
-    ]
+OF_ONE, OF_OTHER = "[0, 1]", "[2, 3]"
+FIRST = runs("0", OF_ONE, [7, 8, 9], all_reduce=[50, 60, 70])
+# Runs by rank, and of what they are said: how many, transfer and waiting of each, and who is waited for.
+OVER_RANKS = {
+    "waiting is the time beyond the last rank to arrive": (
+        {0: runs(all_reduce=[10, 50]), 1: runs(all_reduce=[30, 20])}, (2, 15.0, 12.5, {0: 0.4, 1: 0.6})
+    ),
+    "the rank that waits least is waited for": (
+        {0: runs(all_reduce=[90]), 3: runs(all_reduce=[10]), 5: runs(all_reduce=[80])}, (1, 10.0, 50.0, {3: 1.0})
+    ),
+    "runs of process groups match within their group: with the k-th of all, rank 2 would wait for rank 0": (
+        {0: runs("1", OF_ONE, all_reduce=[10, 10]), 1: runs("1", OF_ONE, all_reduce=[30, 10]),
+         2: runs("1", OF_OTHER, all_reduce=[100]), 3: runs("1", OF_OTHER, all_reduce=[50])},
+        (2, (2 * 20 + 2 * 50) / 6, (20 + 50) / 6, {3: 50 / 70, 0: 20 / 70}),
+    ),
+    "runs match by their number where the trace has it": (
+        {0: FIRST, 1: runs("0", OF_ONE, [9, 10, 8], all_reduce=[20, 5, 60])}, (2, 40.0, 12.5, {1: 1.0})
+    ),
+    "numbers that recur match nothing": (
+        {0: runs("0", OF_ONE, [3, 3], a=[10, 50]), 1: runs("0", OF_ONE, [3, 3], a=[30, 20])},
+        (2, 15.0, 12.5, {0: 0.4, 1: 0.6}),
+    ),
+    "no rank": ({}, None),
+    "a single rank": ({0: runs(a=[1])}, None),
+    "other counts": ({0: runs(a=[1]), 1: runs(a=[1, 2])}, None),
+    "other kinds": ({0: runs(a=[1]), 1: runs(b=[1])}, None),
+    "a group whose ranks are unknown must be on all ranks": (
+        {0: runs("tp", a=[1]), 1: runs("tp", a=[2]), 2: runs("dp", a=[3])}, None
+    ),
+}  # fmt: skip
 
 
-def test_rank_that_waits_least_is_the_awaited_rank():
-    assert (
-        over_ranks({0: runs(all_reduce=[90]), 3: runs(all_reduce=[10]), 5: runs(all_reduce=[80])})[0].latest_rank == 3
-    )
-
-
-@pytest.mark.parametrize(
-    "ranks", [{}, {0: runs(a=[1])}, {0: runs(a=[1]), 1: runs(a=[1, 2])}, {0: runs(a=[1]), 1: runs(b=[1])}]
-)
-def test_collectives_missing_on_a_rank_are_left_out(ranks):
-    assert over_ranks(ranks) == []
-
-
-def test_runs_of_process_groups_match_within_their_group():
-    pairs = {0: "[0, 1]", 1: "[0, 1]", 2: "[2, 3]", 3: "[2, 3]"}
-    lengths = {0: [10, 10], 1: [30, 10], 2: [100], 3: [50]}
-    (found,) = over_ranks({rank: runs("1", pairs[rank], all_reduce=lengths[rank]) for rank in pairs})
-    # Rank 0 comes last; with the k-th run over all ranks, rank 2 would seem to wait for it.
-    assert (found.transfer_ns, found.waiting_ns) == ((2 * 20 + 2 * 50) / 6, (20 + 50) / 6)
-    assert dict(found.late) == {0: 20 / 70, 3: 50 / 70}
-
-
-def test_groups_whose_ranks_are_unknown_must_be_on_all_ranks():
-    assert over_ranks({0: runs("tp", a=[1]), 1: runs("tp", a=[2]), 2: runs("dp", a=[3])}) == []
-
-
-def test_runs_match_by_their_number_where_the_trace_has_it():
-    first = runs("0", "[0, 1]", [7, 8, 9], all_reduce=[50, 60, 70])
-    second = runs("0", "[0, 1]", [9, 10, 8], all_reduce=[20, 5, 60])
-    (found,) = over_ranks({0: first, 1: second})
-    assert (found.count, found.transfer_ns, found.waiting_ns) == (2, 40.0, 12.5)
-    assert found.latest_rank == 1
-
-
-def test_numbers_that_recur_do_not_match_runs():
-    first, second = (runs("0", "[0, 1]", [3, 3], all_reduce=lengths) for lengths in ([10, 50], [30, 20]))
-    (found,) = over_ranks({0: first, 1: second})
-    assert (found.count, found.transfer_ns) == (2, 15.0)
+@pytest.mark.parametrize("claim", OVER_RANKS)
+def test_collectives_over_ranks_are_divided_into_transfer_and_waiting(claim):
+    ranks, expected = OVER_RANKS[claim]
+    found = [(each.count, each.transfer_ns, each.waiting_ns, dict(each.late)) for each in over_ranks(ranks)]
+    assert found == ([] if expected is None else [expected])

@@ -5,18 +5,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNEL, Program, simulated_program
-from tests.support.traces import AUTOGRAD, Trace
+from tests.support.traces import AUTOGRAD, QUICK, Trace
 from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome, spans_of
 from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.trace_analysis.trace import analyse
 
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000
 TOLERANCE = 0.01  # of the time that a change is predicted to give
 HOST_BOUND = Program(kernel_us=4, host_us=40)
@@ -73,22 +72,20 @@ def shares(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "kind"),
-    [(HOST_BOUND, "operator"), (DEVICE_BOUND, "kernel"), (DATA_GAP, "data loading"), (HANDED_OVER, "operator")],
+    ("program", "kind", "least", "most"),
+    [
+        (HOST_BOUND, "operator", 0.8, 1),
+        (DEVICE_BOUND, "kernel", 0.8, 1),
+        (DATA_GAP, "data loading", 0.8, 1),
+        (HANDED_OVER, "operator", 0.8, 1),
+        (SYNC, "kernel", 0.6, 1),
+        (SYNC, "synchronize", 0.001, 0.05),
+        (STREAMS, "communication", 0.4, 1),
+        (replace(STREAMS, collective_us=50), "communication", 0, 0),
+    ],
 )
-def test_the_path_leads_through_what_the_program_is_bound_by(program, kind, tmp_path):
-    assert shares(program, tmp_path)[kind] > 0.8
-
-
-def test_around_a_wait_the_path_leads_through_the_device(tmp_path):
-    found = shares(SYNC, tmp_path)
-    assert found["kernel"] > 0.6
-    assert 0 < found["synchronize"] < 0.05
-
-
-def test_a_long_collective_is_on_the_path_and_a_short_one_is_not(tmp_path):
-    assert shares(STREAMS, tmp_path)["communication"] > 0.4
-    assert "communication" not in shares(replace(STREAMS, collective_us=50), tmp_path)
+def test_the_path_leads_through_what_the_program_is_bound_by(program, kind, least, most, tmp_path):
+    assert least <= shares(program, tmp_path).get(kind, 0) <= most
 
 
 def test_links_name_kernels_operators_and_threads(tmp_path):
@@ -96,14 +93,6 @@ def test_links_name_kernels_operators_and_threads(tmp_path):
     assert {FORWARD, BACKWARD, "hand-over to another thread"} <= names
     path = critical_path(graph_of(simulated_program(STREAMS)[0], tmp_path))
     assert {link.name for link in path.links} == {KERNEL, COLLECTIVE, FORWARD, ""}
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.what)
-@pytest.mark.parametrize("program", [HOST_BOUND, DEVICE_BOUND, SYNC, DATA_GAP, STREAMS, HANDED_OVER])
-def test_prediction_equals_the_simulation_with_the_change(program, change, tmp_path):
-    graph = graph_of(simulated_program(program)[0], tmp_path)
-    truth = simulated_program(replace(program, **CHANGES[change](program)))[1]
-    assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=TOLERANCE)
 
 
 def test_without_the_wait_the_host_runs_ahead(tmp_path):
@@ -147,15 +136,6 @@ def test_what_is_faster_never_lengthens_a_step(tmp_path, program, one, other):
     assert faster <= slower <= outcome(graph, NOTHING).wall_ns
 
 
-@QUICK
-@given(PROGRAMS, st.randoms(use_true_random=False))
-def test_order_of_events_in_the_file_does_not_matter(tmp_path, program, order):
-    trace, _ = simulated_program(program)
-    before = critical_path(graph_of(trace, tmp_path))
-    order.shuffle(trace.events)
-    assert critical_path(graph_of(trace, tmp_path)) == before
-
-
 def test_changes_are_offered_for_what_the_path_consists_of(tmp_path):
     def offered(program):
         graph = graph_of(simulated_program(program)[0], tmp_path)
@@ -168,24 +148,16 @@ def test_changes_are_offered_for_what_the_path_consists_of(tmp_path):
     assert "communication is hidden completely" in offered(STREAMS)
 
 
-def lost(trace):
-    return next(event for event in trace.events if event["cat"] == "kernel")
-
-
 def test_a_trace_that_lacks_what_is_needed_says_so(tmp_path):
-    trace, _ = simulated_program(SYNC)
-    for event in trace.events:
-        event["args"].pop("correlation", None)
-    assert why_not(trace, tmp_path) == "the launch of 32 of 32 pieces of device work is unknown"
-    trace, _ = simulated_program(SYNC)
-    trace.events.remove(lost(trace))
-    assert why_not(trace, tmp_path) == "1 of 32 kernel launches have no kernel"
-    trace, _ = simulated_program(SYNC)
-    lost(trace)["args"]["device"] = 1
-    assert why_not(trace, tmp_path) == "it has work of several devices: record each rank in a file of its own"
-    assert why_not(Trace().kernel(KERNEL, 0, 5), tmp_path) == "it has no events of the host"
-    apart = Trace().op(FORWARD, 0, 9).step(0, 0, 10).op(FORWARD, 90, 9).step(1, 90, 10)
-    assert why_not(apart, tmp_path) == "its steps do not follow one another"
+    kernels = [event["args"] for event in simulated_program(SYNC)[0].events if event["cat"] == "kernel"]
+    for changed, why in (
+        ({args["correlation"]: {"correlation": 0} for args in kernels}, "the launch of 32 of 32 pieces of device work"),
+        ({kernels[0]["correlation"]: {"device": 1}}, "it has work of several devices: record each rank in a file of"),
+    ):
+        trace = simulated_program(SYNC)[0]
+        for event in trace.events:
+            event["args"] |= changed.get(event["args"].get("correlation"), {})
+        assert why_not(trace, tmp_path).startswith(why)
 
 
 def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):

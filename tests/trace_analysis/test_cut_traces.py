@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cut_trace import cut
 from tests.support.simulated_training import KERNEL, Loop, simulated
+from tests.support.traces import QUICK
 from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report_views import render_critical_path
 from training_profiler.trace_analysis.rules_findings import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 OF_IDLE_TIME = {"gpu-idle", "launch-bound", "host-stall", "synchronizing-reads", "blocking-copies"}
 LAGGING = Loop(steps=10, kernels=10, kernel_us=300, host_us=200)  # each step puts the device 1 ms further behind
 
@@ -42,11 +42,6 @@ def test_a_device_that_does_earlier_work_with_records_is_busy(tmp_path):
     found = analysed(cut(simulated(LAGGING)[0], 10_000), tmp_path)
     assert not found.doubts
     assert found.utilization_in_steps == 1.0
-
-
-@pytest.mark.parametrize("loop", [LAGGING, Loop(loader_us=9000), Loop(host_us=300, read=True)])
-def test_a_recording_from_the_begin_is_whole(loop, tmp_path):
-    assert not analysed(simulated(loop)[0], tmp_path).doubts
 
 
 @pytest.mark.parametrize(("is_marked", "has_earlier_work"), [(True, True), (False, True), (False, False)])

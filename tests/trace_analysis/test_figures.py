@@ -261,6 +261,20 @@ GAPS = {
     .kernel("ncclDevKernel_AllReduce", 0, 10, launched=(0, 1))
     .kernel("k", 100, 10, launched=(2, 1))
     .op("b", 200, 1),
+    "a loader is the cause of what it does": between(
+        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 80),
+        ("cpu_op", "aten::stack", 20, 60),
+    ),
+    "a copy that the host waits for blocks": between(
+        ("cpu_op", "aten::copy_", 10, 80), ("cuda_runtime", "cudaMemcpyAsync", 12, 70)
+    ),
+    "what was launched long before waits on the device": between(launched=(2, 1)),
+    "for another stream": between(launched=(2, 1)).kernel("k", 0, 105, device=1),
+    "for another device": between(launched=(2, 1)).kernel("k", 10, 88, device=1),
+    "a host in the profiler is recording": between(
+        ("user_annotation", "(profiler)", 10, 80), ("cuda_runtime", "cudaEventQuery", 20, 5)
+    ),
+    "what waits for a millisecond waits for work that is not recorded": between(launched=(2, 1), length=1100),
     "the larger of two causes is named with its part": between(
         ("cuda_runtime", "cudaStreamSynchronize", 10, 50), ("cpu_op", "aten::mm", 60, 40), launched=(98, 2)
     ),
@@ -814,6 +828,12 @@ def short_gaps():
     return trace
 
 
+def late_start(wait_us, end=20_000):
+    """Return a trace in which work that was launched begins so much later, while nothing else runs."""
+    trace = Trace().op("aten::mm", 0, 20).kernel("k", 5, 10, launched=(1, 2)).op("aten::copy_", 30, end - 30)
+    return trace.kernel("gemm", 40 + wait_us, end - 40 - wait_us, launched=(32, 4))
+
+
 KERNEL_HALF = {"ph": "B", "cat": "kernel", "name": "k"}
 DOUBTS = {
     "a host that first waits for earlier work shows that there is some": waiting_first(has_read=False),
@@ -856,6 +876,15 @@ DOUBTS = {
     .kernel("k", 7000, 10, launched=(6990, 5))
     .op("aten::mm", 6990, 8),
     "idle time in short gaps is named as such": short_gaps(),
+    "work that waits for nothing recorded": late_start(6000),
+    "for under a tenth of the time": late_start(1900),
+    "it may wait for another rank": late_start(6000).kernel("ncclDevKernel_AllReduce_RING_LL", 16, 10, stream=20),
+    "a device is not idle while a graph is captured": Trace()
+    .kernel("k", 0, 10, launched=(-5, 2))
+    .op("aten::mm", 20, 9000)
+    .call("cudaStreamBeginCapture", 20, 1)
+    .call("cudaStreamEndCapture", 9000, 10)
+    .kernel("k", 9020, 10),
 }
 
 

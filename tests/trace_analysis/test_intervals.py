@@ -46,10 +46,5 @@ def test_covered_is_the_overlap_with_each_window(spans, windows):
     assert covered(union(*arrays(spans)), begins, ends).tolist() == expected
 
 
-def test_touching_intervals_are_merged():
-    found = union(ints(0, 5), ints(5, 9))
-    assert (found.begin_ns.tolist(), found.end_ns.tolist()) == ([0], [9])
-
-
 def test_empty_interval_divides_the_gap_around_it():
     assert gaps(union(ints(0, 7, 10), ints(5, 7, 12))).begin_ns.tolist() == [5, 7]

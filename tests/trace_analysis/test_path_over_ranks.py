@@ -4,16 +4,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.simulated_ranks import COLLECTIVE, KERNEL, Job, Rank, simulated_job
+from tests.support.traces import QUICK
 from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
 from training_profiler.trace_analysis.trace import analyse
 
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 US = 1000
 TOLERANCE = 0.01
 LATE = Job([Rank(), Rank(), Rank(kernel_us=500), Rank()])
@@ -109,11 +109,6 @@ def test_perfect_balance(tmp_path):
     by_turns = Job([Rank(slow_steps=(0,)), Rank(slow_steps=(1,)), Rank(slow_steps=(2,))])
     truth = truth_ns(Job([Rank(kernel_us=(200 * 5) / 3)] * 3))
     assert predicted(by_turns, TimeChange("", is_balanced=True), tmp_path) == pytest.approx(truth, rel=TOLERANCE)
-
-
-def test_hidden_communication_leaves_the_waiting(tmp_path):
-    found = predicted(LATE, TimeChange("", device_saved=1.0, device_kind="communication"), tmp_path)
-    assert found == pytest.approx(truth_ns(replace(LATE, transfer_us=0)), rel=TOLERANCE)
 
 
 def test_data_loading_of_the_late_rank(tmp_path):

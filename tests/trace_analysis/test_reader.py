@@ -2,9 +2,11 @@ import gzip
 import json
 import os
 import zlib
+from pathlib import Path
 
 import pytest
 
+from tests.support.golden import assert_golden
 from tests.support.traces import Trace
 from training_profiler.base.errors import TraceError
 from training_profiler.cli import main
@@ -31,82 +33,42 @@ def single_event(**fields):
     ).encode()
 
 
+EXACT = single_event(ts=1, dur=1).replace(b'"ts": 1', b'"ts": 1623143000123456.5')
 BAD = {
-    "empty": (b"", "PATH is empty: was the training stopped before the trace was written?"),
-    "blank": (b" \n", "PATH is empty: was the training stopped before the trace was written?"),
-    "cut off": (
-        WHOLE[:-20],
-        f"PATH is cut off after {len(WHOLE) - 20} bytes of JSON: was the training stopped while it wrote?",
-    ),
-    "gzip cut off": (
-        gzip.compress(WHOLE)[:-12],
-        "PATH is cut off: the gzip file ends early. Was the training stopped then?",
-    ),
-    "gzip of nothing": (gzip.compress(b""), "PATH is empty: was the training stopped before the trace was written?"),
-    "gzipped twice": (
-        gzip.compress(gzip.compress(WHOLE)),
-        "PATH is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz",
-    ),
-    "gzip damaged": (
-        b"\x1f\x8b\x08\x00" + b"\xff" * 60,
-        "PATH is damaged: gzip cannot unpack it (Error -3 while decompressing data: invalid block type)",
-    ),
-    "not JSON": (b"hello", "PATH is not JSON: invalid character (byte 0)"),
-    "malformed": (b'{"traceEvents": [}', "PATH is not JSON: invalid character (byte 17)"),
-    "binary": (bytes(range(256)), "PATH is not JSON: invalid character (byte 0)"),
-    "no trace": (b'{"a": 1}', "PATH is not a trace of torch.profiler: Object missing required field `traceEvents`"),
-    "a number": (b"12", "PATH is not a trace of torch.profiler: Expected `object`, got `int`"),
-    "events are not a list": (
-        b'{"traceEvents": {}}',
-        "PATH is not a trace of torch.profiler: Expected `array`, got `object` - at `$.traceEvents`",
-    ),
-    "a strange pid": (
-        single_event(ts=1, dur=1, pid=[]),
-        "PATH is not a trace of torch.profiler: Expected `int | float | str | null`, got `array` - at "
-        "`$.traceEvents[0].pid`",
-    ),
-    "nested too deeply": (
-        b'{"a": ' + b"[" * 100_000,
-        "PATH is not a trace of torch.profiler: its JSON is nested too deeply",
-    ),
-    "no events": (
-        b'{"traceEvents": []}',
-        "PATH has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler",
-    ),
-    "NaN": (
-        single_event(ts=1, dur=1).replace(b'"dur": 1', b'"dur": NaN'),
-        "PATH is not JSON: invalid character (byte 95)",
-    ),
-    "object cut off before the first event ends": (b'{"traceEvents": [{"ph": "X"', None),
-    "negative duration": (single_event(ts=1, dur=-2), "PATH has a negative duration: 'a' with ts 1, dur -2"),
-    "no duration": (single_event(ts=1), "PATH has an event without a usable time: 'a' with ts 1, dur None"),
-    "no time": (single_event(dur=1), "PATH has an event without a usable time: 'a' with ts None, dur 1"),
-    "a word for a time": (
-        single_event(ts="now", dur=1),
-        "PATH has an event without a usable time: 'a' with ts now, dur 1",
-    ),
-    "too late": (
-        single_event(ts=10**17, dur=1),
-        "PATH has an event without a usable time: 'a' with ts 100000000000000000, dur 1",
-    ),
-    "an invalid time among exact ones": (
-        single_event(ts=1, dur=1).replace(b'"ts": 1', b'"ts": 1623143000123456.5').replace(b'"dur": 1', b'"dur": null'),
-        "PATH has an event without a usable time: 'a' with ts 1623143000123456.5, dur None",
-    ),
-    "B without a time": (
-        b'{"traceEvents": [{"ph": "B", "name": "a"}]}',
-        'PATH has an event of ph "B" or "E" without a usable time',
-    ),
+    "empty": b"",
+    "blank": b" \n",
+    "cut off": WHOLE[:-20],
+    "gzip cut off": gzip.compress(WHOLE)[:-12],
+    "gzip of nothing": gzip.compress(b""),
+    "gzipped twice": gzip.compress(gzip.compress(WHOLE)),
+    "gzip damaged": b"\x1f\x8b\x08\x00" + b"\xff" * 60,
+    "not JSON": b"hello",
+    "malformed": b'{"traceEvents": [}',
+    "binary": bytes(range(256)),
+    "no trace": b'{"a": 1}',
+    "a number": b"12",
+    "events are not a list": b'{"traceEvents": {}}',
+    "a strange pid": single_event(ts=1, dur=1, pid=[]),
+    "nested too deeply": b'{"a": ' + b"[" * 100_000,
+    "no events": b'{"traceEvents": []}',
+    "NaN": single_event(ts=1, dur=1).replace(b'"dur": 1', b'"dur": NaN'),
+    "object cut off before the first event ends": b'{"traceEvents": [{"ph": "X"',
+    "negative duration": single_event(ts=1, dur=-2),
+    "no duration": single_event(ts=1),
+    "no time": single_event(dur=1),
+    "a word for a time": single_event(ts="now", dur=1),
+    "too late": single_event(ts=10**17, dur=1),
+    "an invalid time among exact ones": EXACT.replace(b'"dur": 1', b'"dur": null'),
+    "B without a time": b'{"traceEvents": [{"ph": "B", "name": "a"}]}',
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_damaged_or_foreign_file_is_refused_in_one_line(case, tmp_path, capsys):
-    data, message = BAD[case]
-    path = tmp_path / "a.json"
-    path.write_bytes(data)
-    found = refusal(path, capsys)
-    assert found == message or (message is None and found.startswith("PATH is cut off"))
+def test_damaged_or_foreign_files_are_refused_in_one_line_each(tmp_path, capsys):
+    texts, path = [], tmp_path / "a.json"
+    for case, data in BAD.items():
+        path.write_bytes(data)
+        texts.append(f"{case}: {refusal(path, capsys)}\n")
+    assert_golden(Path(__file__).parents[1] / "golden" / "trace_refusals.txt", "".join(texts))
 
 
 def test_paths_without_a_file_are_refused_without_waiting(tmp_path, capsys):
@@ -212,30 +174,6 @@ def test_device_of_event_without_process_comes_from_its_arguments(tmp_path):
     assert (columns.device.tolist(), columns.stream.tolist()) == ([3], [7])
 
 
-@pytest.mark.parametrize("written", ["1623143000123456.789", '"1623143000123456.789"'])
-def test_time_over_2_53_ns_is_exact_to_the_nanosecond(written, tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(
-        single_event(ts=1, dur=1).replace(b'"ts": 1', f'"ts": {written}'.encode()).replace(b'"dur": 1', b'"dur": 0.002')
-    )
-    columns = read_columns(path)
-    assert (columns.begin_ns.tolist(), columns.end_ns.tolist()) == (
-        [1_623_143_000_123_456_789],
-        [1_623_143_000_123_456_791],
-    )
-
-
-def test_large_times_are_exact_if_only_later_events_have_them(tmp_path):
-    trace = Trace().op("a", 5, 1)
-    for _ in range(2000):
-        trace.op("filler" * 10, 5, 1)
-    path = trace.op("b", 0, 1).write(tmp_path)
-    text = path.read_text()
-    at = text.rindex('"ts": 0')
-    path.write_text(f'{text[:at]}"ts": 1623143000123456.789{text[at + 7 :]}')
-    assert read_columns(path).begin_ns[-1] == 1_623_143_000_123_456_789
-
-
 def test_separate_begins_and_ends_become_events(tmp_path):
     trace = Trace()
     for ph, name, ts, tid in (
@@ -290,16 +228,17 @@ def test_invalid_bytes_in_a_name_are_replaced(tmp_path):
 TWO = Trace().op("a", 0, 1).op("b", 2, 3)
 LIST = json.dumps(TWO.events).encode()
 OBJECT = TWO.text().encode()
+NO_END = "its list of events has no end; it is read as far as it goes"
 ODD = {
     "byte order mark": (b"\xef\xbb\xbf" + OBJECT, "a byte order mark at its begin is left out"),
     "UTF-16": (OBJECT.decode().encode("utf-16"), "read as UTF-16, not UTF-8"),
-    "list without its end": (LIST[:-1], "its list of events has no end; it is read as far as it goes"),
-    "list that ends with a comma": (LIST[:-1] + b",\n", "its list of events has no end; it is read as far as it goes"),
-    "list cut inside an event": (
+    "list without its end": (LIST[:-1], NO_END),
+    "list that ends with a comma": (LIST[:-1] + b",\n", NO_END),
+    "list cut in an event": (
         LIST[:-1] + b', {"ph": "X", "name"',
-        "its list of events has no end; it is read as far as it goes, without the last 20 bytes, a part of an event",
+        f"{NO_END}, without the last 20 bytes, a part of an event",
     ),
-    "object without its end": (OBJECT[:-2], "its list of events has no end; it is read as far as it goes"),
+    "object without its end": (OBJECT[:-2], NO_END),
 }
 
 
@@ -312,7 +251,6 @@ def test_file_that_breaks_the_rules_of_json_is_read_as_far_as_it_goes_and_this_i
     assert (found.events, found.notes) == (2, (note,))
     assert main(["trace", str(path), "--view", "overview"]) == 0
     assert f"File: {note}." in " ".join(capsys.readouterr().out.split())
-    assert json.loads(json.dumps(list(found.notes))) == [note]
 
 
 def test_events_without_a_name_are_read_and_counted(tmp_path):
@@ -321,16 +259,6 @@ def test_events_without_a_name_are_read_and_counted(tmp_path):
     found = trace.analysed(tmp_path)
     assert [row.name for row in found.operators] == ["(no name)", "7"]
     assert found.notes == ("1 event without a name",)
-
-
-@pytest.mark.parametrize("mark", "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-def test_bidirectional_marks_in_names_are_visible(mark, tmp_path, capsys):
-    path = Trace().step(1, 0, 10).mark(f"x{mark}y", 0, 5).op(f"a{mark}b", 0, 1).write(tmp_path)
-    for words in ([str(path)], [str(path), "--json"]):
-        assert main(["trace", *words]) == 0
-        out = capsys.readouterr().out
-        assert mark not in out
-        assert f"u{ord(mark):04x}" in out
 
 
 @pytest.mark.parametrize("number", [10**400, 1e308, -(10**400), "many", None, [1]])

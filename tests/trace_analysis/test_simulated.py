@@ -3,17 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
-from tests.support.traces import Trace
+from tests.support.traces import QUICK, Trace
 from training_profiler.trace_analysis.report_figures import gap_causes, trace_data
 from training_profiler.trace_analysis.report_views import render_view
 from training_profiler.trace_analysis.rules_findings import not_checked, recommendations, saving_ms
-from training_profiler.trace_analysis.rules_registry import RULES
 
-QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 US = 1000
 LOOPS = st.builds(
     Loop,
@@ -68,12 +66,8 @@ def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
     ]
     codes = by_code(found)
     assert saving_ms(codes["data-loading-bound"]) == pytest.approx(answer.before_us / 1000, rel=0.01)
-    assert "8.0 ms aten::sort" in codes["host-stall"].message
-    assert "(before the first run" not in codes["host-stall"].message
     assert "main cause of idle time: data loader" in codes["gpu-idle"].message
     text = render_view("trace", found, "host_self")
-    total_ms = (answer.before_us + 8000) / 1000
-    assert f"before a device's first work and after its last: {total_ms:.3f} ms" in text
     assert "  after: 8.000 ms, host stall (host in aten::sort)" in text
 
 
@@ -105,13 +99,6 @@ def test_a_gap_with_two_causes_is_divided_between_their_findings(tmp_path):
     found = by_code(trace.analysed(tmp_path))
     assert saving_ms(found["data-loading-bound"]) == pytest.approx(4 * 5, rel=0.01)
     assert saving_ms(found["launch-bound"]) == pytest.approx(4 * 4, rel=0.01)
-
-
-def test_what_could_not_run_is_named(tmp_path):
-    missing = not_checked(Trace().op("a", 0, 1).analysed(tmp_path))
-    assert "gpu-idle" in missing["work of a device"]
-    assert "memory-grows" in missing["memory events (profile_memory=True)"]
-    assert sum(map(len, missing.values())) < len(list(RULES))
 
 
 def test_nothing_is_worth_nothing_and_no_step_count_is_zero(tmp_path):
@@ -209,31 +196,3 @@ def test_operator_within_an_annotation_of_its_name_has_its_total(tmp_path):
     trace = Trace().mark("aten::mm", 0, 100).op("aten::mm", 10, 50).kernel("k", 70, 7, launched=(12, 1))
     row = next(row for row in trace.analysed(tmp_path).operators if row.name == "aten::mm")
     assert (row.host_total_ns, row.device_total_ns) == (50_000, 7000)
-
-
-def late_start(wait_us, end=20_000, **more):
-    """Return a trace in which work that was launched begins so much later, while nothing else runs."""
-    trace = Trace().op("aten::mm", 0, 20).kernel("k", 5, 10, launched=(1, 2)).op("aten::copy_", 30, end - 30)
-    begin = 40 + wait_us
-    return trace.kernel("gemm", begin, end - begin, launched=(32, 4), **more)
-
-
-def test_launched_work_that_waits_for_nothing_recorded_is_doubted(tmp_path):
-    found = late_start(6000).analysed(tmp_path)
-    assert [doubt.code for doubt in found.doubts] == ["work-not-recorded"]
-    assert found.doubts[0].message.startswith("for 6.0 ms the host or work that was launched waits although")
-    assert "gpu-idle" not in by_code(found)
-    assert not late_start(900).analysed(tmp_path).doubts  # a start that is slow
-    assert not late_start(1900).analysed(tmp_path).doubts  # under a tenth
-    waits = late_start(6000)
-    waits.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 16, 10, stream=20)
-    assert not waits.analysed(tmp_path).doubts  # for another rank
-
-
-def test_a_recording_of_a_graph_capture_has_no_idle_device(tmp_path):
-    trace = Trace().kernel("k", 0, 10, launched=(-5, 2)).op("aten::mm", 20, 9000)
-    trace.call("cudaStreamBeginCapture", 20, 1).call("cudaStreamEndCapture", 9000, 10).kernel("k", 9020, 10)
-    found = trace.analysed(tmp_path)
-    expected = "graphs are captured for 100% of the recording: what is captured does not run then"
-    assert [doubt.message for doubt in found.doubts] == [expected]
-    assert not {"gpu-idle", "launch-bound", "host-stall"} & set(by_code(found))

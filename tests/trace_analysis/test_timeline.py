@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,27 +11,6 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, 
 
 def timeline(columns: Columns):
     return timeline_of(columns, columns.is_of("cpu_op"))
-
-
-@pytest.mark.parametrize(
-    ("spans", "changes"),
-    [
-        ([(0, 10), (20, 5)], [(0, "a"), (10, None), (20, "b"), (25, None)]),
-        ([(0, 10), (10, 5)], [(0, "a"), (10, None), (10, "b"), (15, None)]),
-        ([(0, 10), (2, 3)], [(0, "a"), (2, "b"), (5, "a"), (10, None)]),
-        ([(0, 10), (2, 12)], [(0, "a"), (2, "b"), (14, None)]),
-        ([(0, 3), (10, 9), (12, 2), (30, 1)],
-         [(0, "a"), (3, None), (10, "b"), (12, "c"), (14, "b"), (19, None), (30, "d"), (31, None)]),
-    ],
-)  # fmt: skip
-def test_the_newest_open_event_counts(spans, changes):
-    trace = Trace()
-    for name, (begin_us, length_us) in zip("abcd", spans, strict=False):
-        trace.op(name, begin_us, length_us)
-    columns = trace.columns()
-    found = timeline(columns)
-    names = [None if row == NONE else columns.names[columns.name[row]] for row in found.row.tolist()]
-    assert list(zip((found.begin_ns // 1000).tolist(), names, strict=True)) == changes
 
 
 def test_timeline_of_nothing_is_empty():

@@ -104,10 +104,7 @@ DIMS = {"Input Dims": [[64, 64], [64, 64]]}
 PAIRS = {
     "a difference beyond the spread of steps is not noise": (steps(100, 102, 98), steps(50, 51, 49)),
     "one within the spread is": (steps(100, 150), steps(120, 110)),
-    "a slower kernel shows in every table of device work": (
-        loop(inputs=DIMS),
-        loop(kernel_us=230, inputs=DIMS),
-    ),
+    "a slower kernel shows in every table of device work": (loop(inputs=DIMS), loop(kernel_us=230, inputs=DIMS)),
     "a slower operator of the host shows in the table of the host alone": (loop(host_us=20), loop(host_us=50)),
     "shapes of one operator are rows of their own": (of_two_shapes(100), of_two_shapes(60)),
     "the band of work is three standard errors": (

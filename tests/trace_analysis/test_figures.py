@@ -95,7 +95,6 @@ OPERATORS = {
     .step(1, 0, 100)
     .kernel("k", 0, 50)
     .kernel("k", 25, 50, device=1),
-    "without steps there is no utilization in steps": Trace().kernel("k", 0, 50),
     "without a device there are no figures of devices": Trace().step(1, 0, 100).op("aten::mm", 0, 50),
     "the launch of a graph is that of no single kernel": graph_of_three(),
     "an operator that the trace names precedes the one around the call": Trace()
@@ -109,7 +108,6 @@ OPERATORS = {
     .op("aten::linear", 0, 20)
     .op("aten::addmm", 1, 10)
     .kernel("k", 30, 7, launched=(2, 1)),
-    "a recursive operator counts once in its total": Trace().op("aten::to", 0, 20).op("aten::to", 5, 10),
     "calls with different shapes have lines of their own": Trace()
     .op("aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]]})
     .op("aten::mm", 10, 7, **{"Input Dims": [[8, 8]]}),
@@ -122,11 +120,6 @@ OPERATORS = {
     .step(1, 0, 100)
     .mark("backward_pass", 10, 50)
     .op("aten::mm", 20, 5, tid=AUTOGRAD),
-    "the innermost section counts": Trace()
-    .mark("forward_pass", 0, 100)
-    .mark("attention", 10, 50)
-    .op("aten::bmm", 20, 5)
-    .op("aten::mm", 70, 5),
     "the phase follows from what launched the work": Trace()
     .step(1, 0, 1000)
     .op("aten::mm", 0, 10)
@@ -136,15 +129,10 @@ OPERATORS = {
     .mark("Optimizer.step#AdamW.step", 200, 50)
     .kernel("multi_tensor_apply_kernel", 260, 10, launched=(201, 1)),
     "marks of a pipeline name the phases of what has no operator of autograd": of_a_pipeline(),
-    "without a backward pass there are no phases": Trace()
-    .step(1, 0, 100)
-    .op("aten::mm", 0, 10)
-    .kernel("k", 20, 30, launched=(1, 1)),
     "a collective has its bytes and its hidden time": Trace()
     .kernel("k", 30, 30, stream=9)
     .kernel("ncclDevKernel", 0, 40, **{"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "BFloat16"}),
     "unrecorded bytes are unknown": Trace().kernel("ncclDevKernel_AllGather", 0, 40),
-    "bytes without a type are": Trace().kernel("ncclDevKernel_AllGather", 0, 40, **{"In msg nelems": 10}),
     "bytes of an unknown type are": Trace().kernel("ncclAllGather", 0, 40, **{"In msg nelems": 10, "dtype": "unheard"}),
     "the peak of memory has its step and section": peaking(),
     "memory without a recorded level is the sum of changes": Trace()

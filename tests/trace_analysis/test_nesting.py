@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.launches import nearest, nesting_of, with_children
+from training_profiler.trace_analysis.launches import nearest, nesting_of, outermost, with_children
 
 
 def test_call_at_the_time_of_an_operator_is_inside_it():
@@ -56,8 +56,8 @@ def test_nesting_equals_a_slow_search(tree):
     expected = [next((outer for outer in above(row) if is_a[outer]), -1) for row in range(len(parent))]
     assert nearest(nesting, is_a).tolist() == expected
     names = columns.name.tolist()
-    outermost = [names[row] not in {names[outer] for outer in above(parent[row])} for row in range(len(parent))]
-    assert nesting.is_outermost.tolist() == outermost
+    expected = [names[row] not in {names[outer] for outer in above(parent[row])} for row in range(len(parent))]
+    assert outermost(nesting, columns.name).tolist() == expected
     totals = with_children(nesting, np.ones(len(parent), np.int64)).tolist()
     assert totals == [sum(row in above(inner) for inner in range(len(parent))) for row in range(len(parent))]
     self_ns = columns.length_ns.tolist()

@@ -31,21 +31,20 @@ from training_profiler.component_benchmark.subject import (
 @contextmanager
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
     """Restore parameters, buffers, gradients, the optimizer's state and random number generators afterwards."""
-    values = [(tensor, tensor.detach().clone()) for tensor in _tensors(model) if not is_lazy(tensor)]
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors if not is_lazy(tensor)]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # a module may replace a buffer
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    optimizer_state = copy.deepcopy(optimizer.state_dict()) if optimizer is not None else None
-    numpy = sys.modules.get("numpy")
-    generators = {
-        "cpu": torch.get_rng_state(),
-        "devices": {
-            ready.kind: ready.module.get_rng_state_all()
-            for ready in ready_backends(torch)
-            if hasattr(ready.module, "get_rng_state_all")
-        },
-        "python": random.getstate(),
-        "numpy": numpy.random.get_state() if numpy is not None else None,
-    }
+    states: list[tuple[Callable[[Any], object], Any]] = [
+        (ready.module.set_rng_state_all, ready.module.get_rng_state_all())
+        for ready in ready_backends(torch)
+        if hasattr(ready.module, "get_rng_state_all")
+    ]
+    states += [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states.append((numpy.random.set_state, numpy.random.get_state()))
+    if optimizer is not None:
+        states.append((optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict())))
     for parameter, _ in gradients:
         parameter.grad = None
     try:
@@ -58,19 +57,8 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> It
                 tensor.copy_(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        if optimizer is not None and optimizer_state is not None:
-            optimizer.load_state_dict(optimizer_state)
-        torch.set_rng_state(generators["cpu"])
-        for kind, of_devices in generators["devices"].items():
-            getattr(torch, kind).set_rng_state_all(of_devices)
-        random.setstate(generators["python"])
-        if generators["numpy"] is not None:
-            sys.modules["numpy"].random.set_state(generators["numpy"])
-
-
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
+        for restore, state in states:
+            restore(state)
 
 
 WITH_A_COPY = "changes its input: timed with a copy of it"

@@ -123,16 +123,7 @@ REST_FROM: Final = 0.05  # share of the parent from which time outside of module
 HEAVY_FROM: Final = 0.25  # share of the parent from which a component is named as heavy
 NAMED: Final = 3  # names shown of modules that share a row
 INDENT: Final = "  "
-HEADERS: Final = (
-    "component\n(times in ms)",
-    "calls",
-    "forward",
-    "IQR",
-    "of\nparent",
-    "of\nmodel",
-    "backward",
-    "IQR",
-)
+HEADERS: Final = ("component\n(times in ms)", "calls", "forward", "IQR", "of\nparent", "of\nmodel", "backward", "IQR")
 
 
 def render_components(benchmark: ComponentBenchmark) -> str:
@@ -172,10 +163,7 @@ def _timing_as_data(timing: Timing | None) -> dict[str, Any] | None:
 
 
 def _passes(benchmark: ComponentBenchmark) -> str:
-    notes = {
-        "forward + loss": f"({benchmark.loss})",
-        "optimizer step": f"({benchmark.optimizer})",
-    }
+    notes = {"forward + loss": f"({benchmark.loss})", "optimizer step": f"({benchmark.optimizer})"}
     rows = [
         (name, time_text(timing.median_s), _iqr(timing), timing.measurements * timing.runs_each, notes.get(name, ""))
         for name, timing in benchmark.passes.items()
@@ -213,19 +201,19 @@ def _closing(benchmark: ComponentBenchmark) -> Iterator[str]:
     path = _heaviest(benchmark.root)
     if path:
         yield wrapped("Heaviest: " + "; ".join(path), rest=INDENT)
-    notes = list(benchmark.notes)
-    notes += [f"{component.names[0]} ({component.kind}): {note}" for component, note in _noted(benchmark.root)]
+    components = list(_with_children(benchmark.root))
+    notes = [*benchmark.notes, *(f"{one.names[0]} ({one.kind}): {one.note}" for one in components if one.note)]
     by_kind: dict[str, list[str]] = {}
     for name, kind in benchmark.never_called:
         by_kind.setdefault(kind, []).append(name)
     notes += [f"never called, so not timed: {names_text(names)} ({kind})" for kind, names in by_kind.items()]
-    timings = [*benchmark.passes.values(), *_timings(benchmark.root)]
-    if any(timing.is_noisy for timing in timings):
+    timings = [*benchmark.passes.values(), *(timing for one in components for timing in (one.forward, one.backward))]
+    if any(timing.is_noisy for timing in timings if timing):
         notes.append(
             f"noisy, marked ~: the middle half of the measurements spreads over more than {NOISY_FROM:.0%}; close "
             "other programs, or raise --min-run-time"
         )
-    if any(timing.spread is None for timing in timings):
+    if any(timing.spread is None for timing in timings if timing):
         notes.append("too few measurements for a spread, marked ?: raise --min-run-time")
     if notes:
         yield "\n".join(wrapped(note, "- ", INDENT) for note in dict.fromkeys(notes))
@@ -247,17 +235,10 @@ def _heaviest(root: MeasuredModule) -> list[str]:
     return sentences
 
 
-def _noted(component: MeasuredModule) -> Iterator[tuple[MeasuredModule, str]]:
-    if component.note:
-        yield component, component.note
+def _with_children(component: MeasuredModule) -> Iterator[MeasuredModule]:
+    yield component
     for child in component.children:
-        yield from _noted(child)
-
-
-def _timings(component: MeasuredModule) -> Iterator[Timing]:
-    yield from (timing for timing in (component.forward, component.backward) if timing is not None)
-    for child in component.children:
-        yield from _timings(child)
+        yield from _with_children(child)
 
 
 def names_text(names: list[str]) -> str:

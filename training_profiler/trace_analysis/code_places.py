@@ -12,7 +12,7 @@ from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, numbered, summed
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.gaps import Gap
-from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, with_children
+from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, outermost, with_children
 from training_profiler.trace_analysis.timeline import bounds_of, covered, main_thread, timeline_of, union
 
 _LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")
@@ -206,7 +206,7 @@ def _places(
     own_ns = summed(at[at != NONE], device_ns[works][at != NONE], len(device_ns))
     total_ns = with_children(nesting, own_ns)
     rows = np.flatnonzero(which)
-    outer = rows[nesting.is_outermost[rows]]
+    outer = rows[outermost(nesting, columns.name)[rows]]
     of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps, is_counted)
     own_places, spent_ns = (
         np.concatenate(both) for both in zip(*(line.spent() for line in stacks.timelines.values()), strict=True)

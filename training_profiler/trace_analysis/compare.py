@@ -1,5 +1,6 @@
 """Two traces of the same training side by side: time per step before and after, and the noise band."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
@@ -65,22 +66,20 @@ def step_work(events: TracedEvents) -> dict[str, PerStepOf]:
 
 def _means_by_group(step: Ints, steps: int, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
     """Return the means of each group that has rows; ``step`` and ``group`` are those of each row."""
-    if not len(step):
-        return {}
-    keys, number = numbered(labels)  # names that were cut can be the same
-    cells, cell = np.unique(number[group] * steps + step, return_inverse=True)
-    in_step_ns = np.bincount(cell, values_ns)
-    of, which = np.unique(cells // steps, return_inverse=True)
-    counts = np.bincount(which, np.bincount(cell)) / steps
-    mean_ns = np.bincount(which, in_step_ns) / steps
-    errors: list[float | None] = [None] * len(of)
-    if steps > 1:
-        # Steps without the group are zeros: each adds the square of the mean.
-        missing = steps - np.bincount(which)
-        squares = np.bincount(which, (in_step_ns - mean_ns[which]) ** 2) + missing * mean_ns**2
-        errors = (squares / (steps - 1) / steps).tolist()
-    rows = zip(of.tolist(), counts.tolist(), mean_ns.tolist(), errors, strict=True)
-    return {keys[label]: PerStep(*numbers) for label, *numbers in rows}
+    in_steps: dict[Key, Counter[int]] = defaultdict(Counter)  # ns; names that were cut can be the same
+    runs: Counter[Key] = Counter()
+    for at, of, ns in zip(step.tolist(), group.tolist(), values_ns.tolist(), strict=True):
+        in_steps[labels[of]][at] += ns
+        runs[labels[of]] += 1
+    found = {}
+    for key, in_step in in_steps.items():
+        mean_ns, error = sum(in_step.values()) / steps, None
+        if steps > 1:
+            # Steps without the group are zeros: each adds the square of the mean.
+            squares = np.cumsum(np.square([in_step[at] - mean_ns for at in sorted(in_step)]))[-1]
+            error = float(squares + (steps - len(in_step)) * (mean_ns * mean_ns)) / (steps - 1) / steps
+        found[key] = PerStep(runs[key] / steps, mean_ns, error)
+    return found
 
 
 CallPath = tuple[str, ...]  # names, the outermost first
@@ -120,12 +119,9 @@ def _paths(columns: Columns, nesting: Nesting) -> tuple[list[CallPath], list[int
     is_transparent = _is_transparent(columns)
     found = Numbers()  # (path around, name)
     branch = np.full(len(columns.begin_ns), NONE, np.int64)
-    for depth, rows in enumerate(nesting.levels):
-        around = branch[nesting.parent[rows]] if depth else np.full(len(rows), NONE, np.int64)
-        keys = list(zip(around.tolist(), name[columns.name[rows]].tolist(), strict=True))
-        is_skipped = is_transparent[rows]
-        branch[rows] = around
-        branch[rows[~is_skipped]] = found.of([key for key, skip in zip(keys, is_skipped, strict=True) if not skip])
+    for row, around in zip(nesting.order.tolist(), nesting.parent[nesting.order].tolist(), strict=True):
+        above = NONE if around == NONE else int(branch[around])
+        branch[row] = above if is_transparent[row] else found[above, int(name[columns.name[row]])]
     paths: list[CallPath] = []
     for above, own in found:
         paths.append((*(paths[above] if above != NONE else ()), names[own]))

@@ -354,18 +354,10 @@ def _string(value: Any) -> str:
 
 def _inputs(parts: Sequence[Recorded]) -> tuple[Ints, tuple[tuple[str, ...], ...]]:
     """Return the distinct shapes, types and values of operators' inputs, and the index of those of each event."""
-    rows = np.flatnonzero(parts[0].index != NONE)
-    index = np.zeros(len(rows), np.int64)
-    firsts = index[:1]
-    for part in parts:
-        if len(part.texts) > 1:
-            _, firsts, index = np.unique(
-                index * len(part.texts) + part.index[rows], return_index=True, return_inverse=True
-            )
+    rows, distinct = np.flatnonzero(parts[0].index != NONE), Numbers()
     inputs = np.full(len(parts[0].index), NONE, np.int64)
-    inputs[rows] = index
-    columns = ([part.texts[i] for i in part.index[rows[firsts]].tolist()] for part in parts)
-    return inputs, tuple(zip(*columns, strict=True))
+    inputs[rows] = distinct.of(zip(*((part.index[rows] % len(part.texts)).tolist() for part in parts), strict=True))
+    return inputs, tuple(tuple(part.texts[i] for part, i in zip(parts, key, strict=True)) for key in distinct)
 
 
 def element_bytes(dtype: str) -> int | None:

@@ -1,14 +1,15 @@
 """Which events are within which others, and the call, operator and section that launched each work of a device."""
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, packed
 from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
 
 LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's
@@ -97,11 +98,12 @@ _OUTER_FIRST: Final = ("user_annotation", "python_function", "cpu_op", "cuda_run
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """The parent of each event of the trace (-1 for none), its self time and its depth."""
+    """The parent of each event of the trace (-1 for none) and its self time; the events that nest, in two orders."""
 
     parent: Ints
     self_ns: Ints
-    is_outermost: Bools  # not within a call of the same name; only such events count for the total of a name
+    order: Ints  # rows; all events within an event directly follow it
+    last: Ints  # the place in that order of the last event within each, or its own place
     levels: tuple[Ints, ...]  # rows by depth, the outermost first
 
 
@@ -110,92 +112,45 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
 
     An event that begins within another and ends later (by more than rounding) is its sibling: annotations can overlap.
     """
-    parent = np.full(len(columns.begin_ns), NONE, np.int64)
-    self_ns = np.where(which, columns.length_ns, 0)
-    rows = _in_order(columns, np.flatnonzero(which))
-    inside, depth = _walked(columns, rows)
-    has_parent = np.flatnonzero(inside >= 0)
-    parent[rows[has_parent]] = rows[inside[has_parent]]
-    lengths = np.minimum(columns.end_ns[rows], columns.end_ns[parent[rows]]) - columns.begin_ns[rows]
-    np.subtract.at(self_ns, parent[rows[has_parent]], lengths[has_parent])
-    levels = _by_depth(depth)
-    outermost = np.ones(len(parent), np.bool_)
-    # An annotation may have the name of an operator: the operator within it is still its outermost call.
-    name = 2 * columns.name[rows] + columns.is_of("user_annotation")[rows]
-    outermost[rows] = _is_outermost(name, inside, levels)
-    return Nesting(parent, np.maximum(0, self_ns), outermost, tuple(rows[level] for level in levels))
-
-
-def _in_order(columns: Columns, rows: Ints) -> Ints:
-    """Return rows thread by thread, in order of their begin; an event comes before those that it may have within."""
+    rows = np.flatnonzero(which)
     inner = np.zeros(max(CATEGORY_IDS.values()) + 1, np.int64)
     inner[[CATEGORY_IDS[category] for category in _OUTER_FIRST]] = range(len(_OUTER_FIRST))
-    rows = rows[np.argsort(columns.thread[rows], kind="stable")]  # all are in order of their begin
-    begins, threads = columns.begin_ns[rows], columns.thread[rows]
-    is_same = (begins[1:] == begins[:-1]) & (threads[1:] == threads[:-1])
-    tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
-    which = rows[tied]
-    keys = (inner[columns.category[which]], -columns.end_ns[which], columns.begin_ns[which], columns.thread[which])
-    rows[tied] = which[np.lexsort(keys)]
-    return rows
+    keys = (inner[columns.category], -columns.end_ns, columns.begin_ns, columns.thread)
+    rows = rows[np.lexsort([key[rows] for key in keys])]
+    inside, last, depth = _walked(columns, rows)
+    parent = np.full(len(which), NONE, np.int64)
+    parent[rows] = np.where(inside == NONE, NONE, rows[inside])
+    self_ns, within = np.where(which, columns.length_ns, 0), rows[inside != NONE]
+    lengths = np.minimum(columns.end_ns[within], columns.end_ns[parent[within]]) - columns.begin_ns[within]
+    np.subtract.at(self_ns, parent[within], lengths)
+    levels = np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
+    return Nesting(parent, np.maximum(0, self_ns), rows, last, tuple(rows[level] for level in levels))
 
 
-def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
-    begins, ends, threads = (array[rows] for array in (columns.begin_ns, columns.end_ns, columns.thread))
-    parents, depths = np.full(len(rows), NONE, np.int64), np.zeros(len(rows), np.int64)
-    bounds = [0, *(np.flatnonzero(np.diff(threads)) + 1).tolist(), len(rows)]
-    for first, after in pairwise(bounds):
-        depth = _open_at_begin(begins[first:after], ends[first:after])
-        parent = _parents(depth)
-        parents[first:after] = np.where(parent == NONE, NONE, parent + first)
-        depths[first:after] = depth
-    ends_late = np.flatnonzero((parents != NONE) & (ends > ends[parents]))
-    if len(ends_late):
-        outermost = np.append(np.flatnonzero(depths == 0), len(rows))
-        for group in np.unique(np.searchsorted(outermost, ends_late, side="right")).tolist():
-            _walk(begins, ends, parents, depths, range(*outermost[group - 1 : group + 1].tolist()))
-    return parents, depths
-
-
-def _open_at_begin(begins: Ints, ends: Ints) -> Ints:
-    """Return how many earlier events are open when each begins."""
-    empty = np.append(0, np.cumsum(begins == ends))
-    not_yet = empty[np.searchsorted(begins, begins, side="right")] - empty[:-1]  # of those that end at this time
-    ended: Ints = np.searchsorted(np.sort(ends, kind="stable"), begins, side="right") - not_yet
-    return np.arange(len(begins)) - ended
-
-
-def _parents(depth: Ints) -> Ints:
-    """Return the newest earlier event that is one less deep: the parent, where no event ends after its parent."""
-    parent = np.full(len(depth), NONE, np.int64)
-    for outer, inner in pairwise(_by_depth(depth)):
-        parent[inner] = outer[np.searchsorted(outer, inner) - 1]
-    return parent
-
-
-def _by_depth(depth: Ints) -> list[Ints]:
-    return np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
-
-
-def _walk(begins: Ints, ends: Ints, parents: Ints, depths: Ints, places: range) -> None:
-    """Write parents and depths of events of which some end after the event that they begin in."""
+def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the parent of each row (-1 for none) and the last row within it, as places among ``rows``; its depth."""
+    columns_of = (array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread))
+    parents: list[int] = []
+    depths: list[int] = []
     # The stack of open events begins with one without an end: events outside all others are in it.
-    open_places, open_ends, open_depths = [NONE], [_NO_END], [NONE]
-    of_group = slice(places.start, places.stop)
-    found, deep = [], []
-    for i, begin, end in zip(places, begins[of_group].tolist(), ends[of_group].tolist(), strict=True):
+    open_places, open_ends, current = [NONE], [_NO_END], NONE
+    for i, (begin, end, thread) in enumerate(zip(*columns_of, strict=True)):
+        if thread != current:
+            open_places, open_ends, current = [NONE], [_NO_END], thread
         while open_ends[-1] <= begin:
             open_ends.pop()
             open_places.pop()
-            open_depths.pop()
         around = -1 if open_ends[-1] >= end else _around(open_ends, begin, end)
-        end = min(end, open_ends[around])
-        found.append(open_places[around])
-        deep.append(open_depths[around] + 1)
+        parent = open_places[around]
+        parents.append(parent)
+        depths.append(0 if parent == NONE else depths[parent] + 1)
         open_places.append(i)
-        open_ends.append(end)
-        open_depths.append(deep[-1])
-    parents[of_group], depths[of_group] = found, deep
+        open_ends.append(min(end, open_ends[around]))
+    last = list(range(len(parents)))
+    for i in reversed(range(len(parents))):
+        if parents[i] != NONE:
+            last[parents[i]] = max(last[parents[i]], last[i])
+    return packed(*parents), packed(*last), packed(*depths)
 
 
 def _around(open_ends: Sequence[int], begin: int, end: int) -> int:
@@ -206,32 +161,14 @@ def _around(open_ends: Sequence[int], begin: int, end: int) -> int:
     return 0
 
 
-def _is_outermost(name: Ints, parent: Ints, levels: Sequence[Ints]) -> Bools:
-    """Return which events are not within one of the same name. All within an event directly follow it."""
-    last = np.arange(len(name))  # of the events within each, or itself
-    for places in reversed(levels[1:]):
-        np.maximum.at(last, parent[places], last[places])
-    by_name = np.argsort(name, kind="stable")
-    # Names are a range of numbers each, so the largest number so far is one of the same name.
-    range_of = name[by_name] * len(name)
-    reaches = np.maximum.accumulate(range_of + last[by_name])
-    is_outermost = np.ones(len(name), np.bool_)
-    is_outermost[by_name[1:]] = reaches[:-1] < (range_of + by_name)[1:]
-    return is_outermost
-
-
-def is_outermost_of_group(nesting: Nesting, rows: Ints, group: Ints) -> Bools:
-    """Return which of ``rows`` are not within another of their group; a group has events of one name."""
-    group_of = np.full(len(nesting.parent), NONE, np.int64)
-    group_of[rows] = group
-    inner = np.flatnonzero(~nesting.is_outermost[rows])
-    is_within = np.zeros(len(inner), np.bool_)
-    around = nesting.parent[rows[inner]]
-    while (around != NONE).any():
-        is_within |= (around != NONE) & (group_of[around] == group[inner])
-        around = np.where(around == NONE, NONE, nesting.parent[around])
-    is_outermost = np.ones(len(rows), np.bool_)
-    is_outermost[inner] = ~is_within
+def outermost(nesting: Nesting, group: Ints) -> Bools:
+    """Return which events are not within another one of their group; ``group`` is that of each event of the trace."""
+    found, reaches = [], dict.fromkeys(group.tolist(), NONE)
+    for place, (of, last) in enumerate(zip(group[nesting.order].tolist(), nesting.last.tolist(), strict=True)):
+        found.append(place > reaches[of])
+        reaches[of] = max(reaches[of], last)
+    is_outermost = np.ones(len(group), np.bool_)
+    is_outermost[nesting.order] = found
     return is_outermost
 
 
@@ -411,17 +348,9 @@ def _matched(key: Ints, among: Bools, rows: Ints) -> Ints:
     Of several, as in a file of joined recordings that count from 1 again, it is the last one that begins before: rows
     are in order of time.
     """
-    candidates = np.flatnonzero(among & (key > 0))
-    if not len(candidates) or not len(rows):
-        return np.full(len(rows), NONE, np.int64)
-    candidates = candidates[np.argsort(key[candidates], kind="stable")]
-    first = np.searchsorted(key[candidates], key[rows])
-    position = np.minimum(first, len(candidates) - 1)
-    keys = key[candidates]
-    if (keys[1:] == keys[:-1]).any():
-        count = np.searchsorted(keys, key[rows], side="right") - first
-        group = np.cumsum(np.append(True, keys[1:] != keys[:-1]))
-        size = len(key) + 1
-        before = np.searchsorted(group * size + candidates, group[position] * size + rows) - first
-        position = position + np.clip(before - 1, 0, np.maximum(0, count - 1))
-    return np.where((key[candidates[position]] == key[rows]) & (key[rows] > 0), candidates[position], NONE)
+    candidates: dict[int, list[int]] = defaultdict(list)
+    named = np.flatnonzero(among & (key > 0))
+    for number, row in zip(key[named].tolist(), named.tolist(), strict=True):
+        candidates[number].append(row)
+    found = ((candidates.get(number), row) for number, row in zip(key[rows].tolist(), rows.tolist(), strict=True))
+    return packed(*(of[max(0, bisect_left(of, row) - 1)] if of else NONE for of, row in found))

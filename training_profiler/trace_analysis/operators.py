@@ -1,5 +1,6 @@
 """The times of operators, with the device work that they launched, and of kernels."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,9 +10,9 @@ import numpy as np
 from training_profiler.base.peaks import peak_memory_of, peak_of
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
+from training_profiler.trace_analysis.columns import NONE, Columns, Ints, Numbers, summed
 from training_profiler.trace_analysis.events import TracedEvents
-from training_profiler.trace_analysis.launches import is_graph_launch, is_outermost_of_group, with_children
+from training_profiler.trace_analysis.launches import is_graph_launch, outermost, with_children
 from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
 
 
@@ -46,7 +47,10 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
     by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
     device_total = by_call + with_children(nesting, by_operator)
 
-    def stats(is_outermost: Bools) -> Sequence[Ints]:
+    def stats(group: Ints) -> Sequence[Ints]:
+        groups = np.full(len(nesting.parent), NONE, np.int64)
+        groups[rows] = group
+        is_outermost = outermost(nesting, groups)[rows]
         return (
             nesting.self_ns[rows],
             np.where(is_outermost, columns.length_ns[rows], 0),
@@ -57,7 +61,7 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
     sections = launches.section[rows]
     names, shapes = columns.name[rows], columns.shapes[rows]
     labels = [(name, "") for name in columns.names]
-    by_name = _lines(columns, labels, names, stats(nesting.is_outermost[rows]), sections)
+    by_name = _lines(columns, labels, names, stats(names), sections)
     if not any(columns.shape_texts):
         return by_name, ()
     # One number for each pair of name and shapes.
@@ -66,7 +70,7 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
     texts = ("", *columns.shape_texts)
     labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs.tolist()]
     # An operator may call itself with other shapes.
-    return by_name, _lines(columns, labels, group, stats(is_outermost_of_group(nesting, rows, group)), sections)
+    return by_name, _lines(columns, labels, group, stats(group), sections)
 
 
 def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
@@ -326,22 +330,17 @@ def roofline_of(events: TracedEvents) -> Roofline:
     also_copies[launches.operator[works[~computes[works]]]] = True
     works = works[~also_copies[launches.operator[works]]]
     operator = launches.operator[works]
-    inputs, devices = len(columns.input_texts) + 1, int(columns.device.max(initial=0)) + 2
-    given, device = columns.inputs[operator] + 1, columns.device[works] + 1
-    keys, group = np.unique((columns.name[operator] * inputs + given) * devices + device, return_inverse=True)
-    groups = [(key // devices // inputs, key // devices % inputs - 1, key % devices - 1) for key in keys.tolist()]
-    size = len(groups)
-    call = launches.call[works]
-    is_graph = is_graph_launch(columns)
-    replay = np.where((call != NONE) & is_graph[call], call, NONE)
-    _, run = np.unique(launches.operator[works] * (len(is_graph) + 1) + replay + 1, return_inverse=True)
-    runs = np.bincount(np.unique(run * size + group) % size, minlength=size)
+    groups = Numbers()
+    of = (columns.name[operator], columns.inputs[operator], columns.device[works])
+    group, call = groups.of(zip(*(array.tolist() for array in of), strict=True)), launches.call[works]
+    replay = np.where((call != NONE) & is_graph_launch(columns)[call], call, NONE)
+    runs = Counter(of for of, *_ in {*zip(group.tolist(), operator.tolist(), replay.tolist(), strict=True)})
     total_ns = np.bincount(group, length_ns[works], len(groups))
     uses_tensor_cores = columns.named(known_names.uses_tensor_cores, columns.is_of("kernel"))[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))
     rates = [
-        _rate(columns, key, int(total_ns[i]), int(runs[i]), tensor_ns[i] > total_ns[i] / 2)
-        for i, key in enumerate(groups)
+        _rate(columns, key, int(total_ns[i]), runs[i], tensor_ns[i] > total_ns[i] / 2)
+        for key, i in sorted(groups.items())
         if total_ns[i] > 0
     ]
     rates.sort(key=lambda rate: (-rate.device_ns, rate.name, rate.shapes))

@@ -181,11 +181,7 @@ def jump_data(jump: Jump) -> dict[str, Any]:
 
 def outcome_data(found: WhatIf) -> dict[str, Any]:
     """Return what a change brings."""
-    return {
-        "change": found.change.what,
-        "name": found.change.name[:MOST_NAME] or None,
-        "wall_ms": in_ms(found.wall_ns),
-    }
+    return {"change": found.change.what, "name": found.change.name[:MOST_NAME] or None, "wall_ms": in_ms(found.wall_ns)}
 
 
 def gap_causes(analysis: Trace) -> dict[str, float]:

@@ -86,10 +86,7 @@ def _overview(analysis: Trace) -> str:
         busy = analysis.device.busy.total_ns
         part = busy / max(1, analysis.span_ns)
         extent = f"First to last device work: {ms(analysis.span_ns)}, {part:.1%} of it busy ({ms(busy)}){mark}"
-        lines += [
-            wrapped(extent, rest="  "),
-            f"Idle time: {counted(len(analysis.gaps), 'gap')} of 30 us or more{mark}",
-        ]
+        lines += [wrapped(extent, rest="  "), f"Idle time: {counted(len(analysis.gaps), 'gap')} of 30 us or more{mark}"]
     loading = analysis.data_loading
     if loading.count:
         lines.append(f"DataLoader: {ms(loading.total_ns)} in {counted(loading.count, 'wait')} for a batch")

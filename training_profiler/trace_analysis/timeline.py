@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, packed
 
 
 class Intervals(NamedTuple):
@@ -129,26 +129,11 @@ def timeline_of(columns: Columns, which: Bools) -> Timeline:
     rows = np.flatnonzero(which)
     if not len(rows):
         return Timeline(rows, rows)
-    order = np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))
-    rows = rows[order]
-    begins, ends = columns.begin_ns[rows], columns.end_ns[rows]
-    # A run of events that overlap ends before the next one begins. Most events are alone in theirs.
-    is_first = np.append(True, begins[1:] >= np.maximum.accumulate(ends)[:-1])
-    firsts = np.append(np.flatnonzero(is_first), len(rows))
-    at_ns, row = np.empty(2 * len(rows), np.int64), np.empty(2 * len(rows), np.int64)
-    at_ns[::2], at_ns[1::2], row[::2], row[1::2] = begins, ends, rows, NONE
-    is_kept = np.ones(2 * len(rows), np.bool_)
-    for run in np.flatnonzero(np.diff(firsts) > 1).tolist():
-        first, after = firsts[run : run + 2].tolist()
-        at, of = _newest(rows[first:after].tolist(), begins[first:after].tolist(), ends[first:after].tolist())
-        changes = slice(2 * first, 2 * first + len(at))
-        at_ns[changes], row[changes] = at, of
-        is_kept[changes.stop : 2 * after] = False
-    return Timeline(at_ns[is_kept], row[is_kept])
+    rows = rows[np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))]
+    return _newest(rows.tolist(), columns.begin_ns[rows].tolist(), columns.end_ns[rows].tolist())
 
 
-def _newest(rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return when the newest open event changes, and which it is from then on; at most twice for each event."""
+def _newest(rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Timeline:
     at: list[int] = []
     row: list[int] = []
     # The stack of open events begins with none of them, which has no end.
@@ -165,7 +150,7 @@ def _newest(rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> 
         open_ends.append(end)
         at.append(begin)
         row.append(place)
-    return at[:-1], row[:-1]
+    return Timeline(packed(*at[:-1]), packed(*row[:-1]))
 
 
 def step_at(parts: Sequence[Any], at_ns: Ints) -> Ints:

@@ -178,6 +178,7 @@ class Batch:
 
 def test_the_pin_memory_thread_is_seen_at_work_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.accelerator.set_device_index", lambda index: None)
+    monkeypatch.setattr("torch.utils.data._utils.pin_memory.MP_STATUS_CHECK_INTERVAL", 0.05)  # s
     batch, made, pinned, done = Batch(), queue.Queue(), queue.Queue(), threading.Event()
     thread = threading.Thread(target=_pin_memory_loop, args=(made, pinned, 0, done, "cuda"))
     iterator = SimpleNamespace(_pin_memory_thread=thread)

@@ -28,6 +28,8 @@ PLACES = Places(
         ("/tmp/ipykernel_12/345.py", "ipykernel_12/345.py"),
         ("<stdin>", "<stdin>"),
         ("<ipython-input-3-a1b2c3>", "<ipython-input-3-a1b2c3>"),
+        ("/usr/lib/python3.11-experiments/train.py", "python3.11-experiments/train.py"),
+        ("/home/ada/project/a\x1b[2J\nb.py", "a\\x1b[2J\\nb.py"),  # it would steer the terminal
     ],
 )
 def test_code_that_is_not_installed_is_the_users(filename, shown):
@@ -70,30 +72,35 @@ def test_code_that_a_library_wrote_is_not_the_users(filename, is_users):
     assert (UserCode(PLACES).shown(filename) is not None) == is_users
 
 
-def test_a_project_beside_the_standard_library_is_the_users():
-    assert UserCode(PLACES).shown("/usr/lib/python3.11-experiments/train.py") == "python3.11-experiments/train.py"
+TORCH = f"{PACKAGES}/torch"
 
 
-def test_a_package_that_is_itself_the_program_is_the_users():
-    """As with ``python -m flows.train``."""
-    code = UserCode(replace(PLACES, main=f"{PACKAGES}/flows/train.py"))
-    assert code.shown(f"{PACKAGES}/flows/train.py") == "flows/train.py"
-    assert code.shown(f"{PACKAGES}/flows/models/unet.py") == "flows/models/unet.py"
-    assert code.shown(f"{PACKAGES}/flowsheet/train.py") is None
-    assert code.shown(f"{PACKAGES}/torch/optim/adam.py") is None
-
-
-def test_torch_is_never_the_users_even_if_it_is_the_program():
-    """As with ``python -m torch.distributed.run``."""
-    torch = f"{PACKAGES}/torch"
-    code = UserCode(replace(PLACES, main=f"{torch}/distributed/run.py", never=(torch,)))
-    assert code.shown(f"{torch}/distributed/run.py") is None
-
-
-def test_the_started_file_is_found_by_the_name_it_was_started_by_wherever_the_program_has_gone():
-    code = UserCode(replace(PLACES, cwd="/home/ada/project/outputs/3"))
-    assert code.shown("scripts/train.py") == "train.py"
-    assert code.shown("train.py") == "train.py"
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        (  # python -m flows.train
+            {"main": f"{PACKAGES}/flows/train.py"},
+            {
+                f"{PACKAGES}/flows/train.py": "flows/train.py",
+                f"{PACKAGES}/flows/models/unet.py": "flows/models/unet.py",
+                f"{PACKAGES}/flowsheet/train.py": None,
+                f"{TORCH}/optim/adam.py": None,
+            },
+        ),
+        (  # the same in a folder that an installer wrote to
+            {"main": "/opt/libraries/flows/train.py", "installed": ("/opt/libraries",)},
+            {"/opt/libraries/flows/train.py": "flows/train.py", "/opt/libraries/curves/spline.py": None},
+        ),
+        # python -m torch.distributed.run
+        ({"main": f"{TORCH}/distributed/run.py", "never": (TORCH,)}, {f"{TORCH}/distributed/run.py": None}),
+        # The program has gone elsewhere since it was started by this name.
+        ({"cwd": "/home/ada/project/outputs/3"}, {"scripts/train.py": "train.py", "train.py": "train.py"}),
+        ({"main": None}, {"/home/ada/project/scripts/train.py": "scripts/train.py"}),  # at a prompt
+    ],
+)
+def test_names_follow_what_was_started(changes, shown):
+    code = UserCode(replace(PLACES, **changes))
+    assert {filename: code.shown(filename) for filename in shown} == shown
 
 
 def test_two_files_never_share_a_name():
@@ -102,15 +109,6 @@ def test_two_files_never_share_a_name():
     assert code.shown("/home/ada/project/data.py") == "project/data.py"
     assert code.shown("/srv/project/data.py") == "/srv/project/data.py"
     assert code.shown("/home/ada/project/scripts/data.py") == "data.py"
-
-
-def test_at_a_prompt_files_go_by_the_folder_one_is_in():
-    code = UserCode(replace(PLACES, main=None))
-    assert code.shown("/home/ada/project/scripts/train.py") == "scripts/train.py"
-
-
-def test_a_name_that_would_steer_the_terminal_is_written_out():
-    assert UserCode(PLACES).shown("/home/ada/project/a\x1b[2J\nb.py") == "a\\x1b[2J\\nb.py"
 
 
 def test_no_more_names_are_kept_than_the_limit(monkeypatch):
@@ -147,10 +145,3 @@ def test_a_project_with_installed_packages_beside_the_script_stays_the_users(tmp
     assert str(tmp_path) not in places_of_this_process().installed
     monkeypatch.chdir(tmp_path / "scripts")
     assert str(tmp_path) not in places_of_this_process().installed
-
-
-def test_a_package_in_such_a_folder_that_is_itself_the_program_is_the_users() -> None:
-    places = replace(PLACES, main="/opt/libraries/flows/train.py", installed=("/opt/libraries",))
-    code = UserCode(places)
-    assert code.shown("/opt/libraries/flows/train.py") == "flows/train.py"
-    assert code.shown("/opt/libraries/curves/spline.py") is None

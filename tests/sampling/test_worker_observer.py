@@ -24,28 +24,18 @@ from training_profiler.sampling.worker_observer import (
 
 def test_batches_are_timed_on_their_own_thread() -> None:
     clock = FakeClock()
-    times = FetchTimes(clock)
-    fetch = times.timed(lambda ns: clock.advance(ns / 1e9))
-    clock.advance(1.0)
-    fetch(3_000)
-    fetch(7_000)
-    fetch(2_000)
-    assert (times.batches, times.fetch_ns, times.slowest_ns) == (3, 12_000, 7_000)
-    assert times.so_far_ns(clock()) == 12_000
+    times, seen = FetchTimes(clock), []
 
-
-def test_a_fetch_under_way_counts_as_time_and_not_as_a_batch() -> None:
-    clock = FakeClock()
-    clock.advance(1.0)
-    times = FetchTimes(clock)
-    seen = []
-
-    def under_way() -> None:
-        clock.advance(5e-6)
+    def fetch(ns: int) -> None:
+        clock.advance(ns / 1e9)
         seen.append((times.batches, times.so_far_ns(clock())))
 
-    times.timed(under_way)()
-    assert seen == [(0, 5_000)]
+    clock.advance(1.0)
+    for ns in (3_000, 7_000, 2_000):
+        times.timed(fetch)(ns)
+    assert seen == [(0, 3_000), (1, 10_000), (2, 12_000)]  # the one under way is no batch yet
+    assert (times.batches, times.fetch_ns, times.slowest_ns) == (3, 12_000, 7_000)
+    assert times.so_far_ns(clock()) == 12_000
 
 
 def test_an_error_passes_without_our_frames_and_does_not_count() -> None:
@@ -140,36 +130,11 @@ def seen(*rows: Row, beside: tuple[Row, ...] = ()) -> tuple[str, Location | None
     return WorkerStackReader(loop, lambda: PLACES).read(frames, MAIN_THREAD)
 
 
-def test_the_training_below_a_forked_worker_is_left_out() -> None:
-    # Without the end at the loop, the innermost line of the user's code would be train.py.
-    assert seen(TRAIN, LOOP, GET, (f"{TORCH}/utils/data/dataset.py", "TensorDataset.__getitem__", "call()")) == (
-        "fetch",
-        Location("torch/utils/data/dataset.py", 2, "TensorDataset.__getitem__"),
-    )
-
-
-def test_a_data_set_in_c_is_the_line_of_torch_that_asks_it() -> None:
-    location = Location("torch/utils/data/_utils/fetch.py", 2, "fetch")
-    assert seen(TRAIN, LOOP, GET) == ("fetch", location)
-    assert seen(TRAIN, LOOP, COLLATED) == ("collate", location)
-
-
-def test_pickling_beside_an_idle_main_thread_is_hand_over() -> None:
-    assert seen(*IDLE, beside=(*FEED, PICKLES)) == ("hand-over", None)
-    assert seen(TRAIN, LOOP, (QUEUES, "Queue.put", "call()")) == ("hand-over", None)
-
-
-def test_waiting_for_a_reader_is_not_work() -> None:
-    assert seen(*IDLE, beside=(*FEED, SENDS)) == ("idle", None)
-
-
-def test_what_runs_before_the_first_request_is_start() -> None:
-    assert seen(TRAIN, LOOP, ("/project/train.py", "init", "call()")) == ("start", Location("train.py", 2, "init"))
-
-
 ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
 ARROW: Row = (f"{SITE}/datasets/arrow_dataset.py", "Dataset.__getitem__", "call()")
 WAITS: Row = (f"{LIBRARY}/threading.py", "Condition.wait", "call()")
+TENSORS: Row = (f"{TORCH}/utils/data/dataset.py", "TensorDataset.__getitem__", "call()")
+FETCH = Location("torch/utils/data/_utils/fetch.py", 2, "fetch")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +151,14 @@ WAITS: Row = (f"{LIBRARY}/threading.py", "Condition.wait", "call()")
                 Location("datasets/arrow_dataset.py", 2, "Dataset.__getitem__", "", "pyarrow/table.py:2 take"),
             ),
         ),
+        # Without the end at the loop, the innermost line of the user's code would be train.py.
+        ((TRAIN, LOOP, GET, TENSORS), (), ("fetch", Location("torch/utils/data/dataset.py", 2, TENSORS[1]))),
+        ((TRAIN, LOOP, GET), (), ("fetch", FETCH)),  # a data set in C
+        ((TRAIN, LOOP, COLLATED), (), ("collate", FETCH)),
+        ((TRAIN, LOOP, ("/project/train.py", "init", "call()")), (), ("start", Location("train.py", 2, "init"))),
+        ((TRAIN, LOOP, (QUEUES, "Queue.put", "call()")), (), ("hand-over", None)),
+        (IDLE, (*FEED, PICKLES), ("hand-over", None)),
+        (IDLE, (*FEED, SENDS), ("idle", None)),  # waiting for a reader is not work
         (IDLE, (), ("idle", None)),
         (IDLE, (*FEED, WAITS), ("idle", None)),
     ],

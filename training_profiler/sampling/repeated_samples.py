@@ -1,12 +1,11 @@
 """Finds samples that several workers yield, by a few fingerprints of the samples that each has yielded."""
 
-import functools
 import sys
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, Final
 
 from training_profiler.model.lines import StreamRepeats
@@ -18,23 +17,6 @@ MOST_COST: Final = 0.003  # of the time of a worker, later
 SAMPLES_NEEDED: Final = 16
 DEPTH: Final = 3  # of batches within batches
 _BITS: Final = 53  # of a fingerprint, which JSON keeps
-_MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
-_ALL: Final = (1 << 64) - 1
-
-
-def _mixed(number: int) -> int:
-    """Return a number of 64 bits that all depend on all bits of ``number``."""
-    number &= _ALL
-    for multiplier, shift in zip(_MULTIPLIERS, (30, 27), strict=True):
-        number = (number ^ (number >> shift)) * multiplier & _ALL
-    return number ^ (number >> 31)
-
-
-@functools.cache
-def _weights() -> Any:
-    """Return a tensor with a number for each byte of a sample."""
-    numbers = [(_mixed(each) | 1) - (1 << 63) for each in range(1, 32 * COLUMNS)]
-    return sys.modules["torch"].tensor(numbers, device="cpu")
 
 
 class PassPrints:
@@ -63,8 +45,8 @@ class PassPrints:
         self._is_over = False
         if not self._began_ns:
             self._began_ns, self._fetcher = self._clock(), weakref.ref(fetcher)
-        if self._is_on:
-            self._is_on = self._fetcher() is fetcher and self._may_spend()
+        may_spend = self._batches < FIRST_BATCHES or self.spent_ns <= MOST_COST * (self._clock() - self._began_ns)
+        self._is_on = self._is_on and may_spend and self._fetcher() is fetcher
         if self._is_on:
             begin_ns = self._cpu_clock()
             with suppress(Exception):  # tensors and classes of the user's
@@ -72,9 +54,6 @@ class PassPrints:
                     self._see(each)
             self._batches += 1
             self.spent_ns += self._cpu_clock() - begin_ns
-
-    def _may_spend(self) -> bool:
-        return self._batches < FIRST_BATCHES or self.spent_ns <= MOST_COST * (self._clock() - self._began_ns)
 
     def _see(self, each: int) -> None:
         self._samples += 1
@@ -124,19 +103,21 @@ def sample_prints(batch: object) -> list[int]:
 
     If its tensors have no length in common, it is taken for one sample.
     """
-    parts = list(_parts(batch))
-    torch = sys.modules["torch"]
+    torch, parts = sys.modules["torch"], list(_parts(batch))
+    texts = [each.encode() for each in parts if isinstance(each, str)]
     tensors = [each for each in parts if not isinstance(each, str)]
     if not parts or any(type(each) is not torch.Tensor or not each.is_cpu or each.requires_grad for each in tensors):
         return []
     lengths = {len(each) if each.ndim else 0 for each in tensors} or {0}
     (count,) = lengths if len(lengths) == 1 and 0 not in lengths else (1,)
-    prints = [0] * count
-    texts = [zlib.crc32(each.encode()) for each in parts if isinstance(each, str)]
-    columns = [texts[at : at + count] for at in range(0, len(texts), count)] if len(texts) % count == 0 else []
-    for column in (*columns, *(_row_sums(tensor.reshape(count, -1)) for tensor in tensors)):
-        prints = [_mixed(one * _MULTIPLIERS[0] + other) for one, other in zip(prints, column, strict=True)]
-    return [each >> (64 - _BITS) for each in prints]
+    columns: list[Any] = [_spread(tensor.reshape(count, -1)) for tensor in tensors]
+    if len(texts) % count == 0:
+        columns += [texts[at : at + count] for at in range(0, len(texts), count)]
+    prints = [blake2b(digest_size=8) for _ in range(count)]
+    for column in columns:
+        for print_, part in zip(prints, column, strict=True):
+            print_.update(part)
+    return [int.from_bytes(each.digest()) >> (64 - _BITS) for each in prints]
 
 
 def _parts(value: object, depth: int = DEPTH) -> Iterator[Any]:
@@ -151,10 +132,9 @@ def _parts(value: object, depth: int = DEPTH) -> Iterator[Any]:
             yield from _parts(each, depth - 1)
 
 
-def _row_sums(rows: Any) -> list[int]:
-    """Return a sum for each row, of the bytes of columns that are evenly spread, each times a number of its own."""
+def _spread(rows: Any) -> Any:
+    """Return a copy of the bytes of evenly spread columns: an array with a row for each sample."""
     torch = sys.modules["torch"]
     stride = max(1, rows.shape[1] // COLUMNS) | 1  # odd: widths of images are even
-    seen = rows[:, ::stride].contiguous().view(torch.uint8).to(torch.int64)
-    sums: list[int] = (seen * _weights()[: seen.shape[1]]).sum(dim=1).tolist()
-    return sums
+    # A tensor whose memory an array shares could not be resized any more.
+    return rows[:, ::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()

@@ -97,17 +97,7 @@ def test_an_empty_pool_is_counted_and_the_host_time_is_there(small_pool, monkeyp
     assert run.time.stats() == stats(10, **{"the pool of events was empty": 2})
 
 
-def test_events_are_used_again(small_pool, monkeypatch):
-    run = device_run(monkeypatch)
-    for _ in range(100):
-        run.work("forward_pass", device_s=0.5)
-        run.clock.advance(1)
-        run.flush()
-    assert run.time.stats() == stats(100)
-    assert len(run.device.events) <= 20
-
-
-def test_a_section_that_stays_open_keeps_its_event(small_pool, monkeypatch):
+def test_events_are_used_again_and_a_section_that_stays_open_keeps_its_own(small_pool, monkeypatch):
     run = device_run(monkeypatch)
     with run.section("training"):
         run.clock.advance(0.5)
@@ -117,6 +107,8 @@ def test_a_section_that_stays_open_keeps_its_event(small_pool, monkeypatch):
             run.flush()
     run.clock.advance(1)
     assert run.device_s()["training"] == (1, pytest.approx(0.5 + 50 * 1.001))
+    assert run.time.stats() == stats(51)
+    assert len(run.device.events) <= 20
 
 
 def test_discarded_spans_give_their_events_back(small_pool, monkeypatch):
@@ -307,20 +299,18 @@ def test_a_driver_that_raises_when_asked_for_a_capture_takes_nothing_else_with_i
     assert run.disabled == {"device time": "CUDA error: a blocking stream is capturing"}
 
 
-@pytest.mark.parametrize("breaks", [None, RuntimeError("CUDA error: device-side assert triggered")])
 @pytest.mark.usefixtures("no_wait")
-def test_after_an_error_of_the_driver_no_event_is_freed(run, breaks):
+def test_after_an_error_of_the_driver_no_event_is_freed(run):
     run.work("forward_pass", device_s=0.5)
     run.flush()
-    run.device.breaks = breaks
+    run.device.breaks = RuntimeError("CUDA error: device-side assert triggered")
     run.finish()
-    assert bool(run.disabled) == bool(breaks)
+    assert run.disabled
     events = [weakref.ref(event) for event in run.device.events]
     run.device.events.clear()
     run.time = None
     gc.collect()
-    kept = [event() for event in events if event() is not None]
-    assert len(kept) == (len(events) if breaks else 0)
+    assert all(event() is not None for event in events)
 
 
 def test_a_device_without_timing_leaves_host_time(monkeypatch):
@@ -419,10 +409,6 @@ class TestCost:
             if step % 50 == 0:
                 run.drain()
         run.drain()
-
-    def test_long_steps_are_all_stamped(self, run):
-        self.train(run, 100, step_s=0.1)
-        assert run.stats() == stats(100)
 
     def test_of_short_steps_as_many_are_stamped_as_may_be(self, run):
         self.train(run, 20_000, step_s=0.001)

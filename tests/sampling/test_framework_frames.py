@@ -2,12 +2,13 @@
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from training_profiler.base.framework_frames import ANY, FRAMES, FileRows, FrameTable, LibraryFrame
+from tests.support.worker_stacks import LIBRARY, PLACES, SITE, TORCH, stack
+from training_profiler.base.framework_frames import ANY, FRAMES, FrameTable, LibraryFrame
 from training_profiler.base.startup_frames import STARTUP
 from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
 from training_profiler.integrations.trainer_run import OWN_CALLBACKS
@@ -15,40 +16,18 @@ from training_profiler.model.location import Location
 from training_profiler.model.snapshot import CHECKS
 from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
 from training_profiler.sampling.stacks import StackReader
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import UserCode, places_of_this_process
 
-SITE = "/usr/lib/python3.11/site-packages"
-TORCH = f"{SITE}/torch"
-PLACES = Places(
-    "/project/train.py",
-    "/project",
-    ("/usr/lib/python3.11",),
-    ("/usr/lib/python3.11",),
-    ("/own/training_profiler", TORCH),
-)
 TRAIN = ("/project/train.py", "main")
 HF = f"{SITE}/transformers/trainer.py"
 CALLBACKS = f"{SITE}/transformers/trainer_callback.py"
 
 
-def read(*stack: tuple[str, str]) -> Location | None:
+def read(*rows: tuple[str, str]) -> Location | None:
     """Return the location of a stack of (file, qualified name), the outermost first; calls are on line 2."""
-    frames = []
-
-    def innermost() -> None:
-        frames.append(sys._getframe(1))
-
-    function = innermost
-    for file, qualified in reversed(stack):
-        name = qualified.rpartition(".")[2]
-        names = {"call": function}
-        exec(compile(f"def {name if name.isidentifier() else 'f'}():\n    call()\n", file, "exec"), names)
-        made = names[name if name.isidentifier() else "f"]
-        made.__code__ = made.__code__.replace(co_qualname=qualified, co_name=name)
-        function = made
-    function()
+    frame, _ = stack(*((*row, "call()") for row in rows))
     reader = StackReader(UserCode(PLACES))
-    place = reader.place(frames[0])
+    place = reader.place(frame)
     return None if place is None else reader.location(place)
 
 
@@ -64,10 +43,9 @@ def test_checks_of_a_distribution_are_not_what_the_line_calls(function) -> None:
 
 
 def test_a_library_is_known_by_its_first_and_last_frame() -> None:
-    stack = ("lib/fit.py", "Fit.run"), ("lib/loop.py", "loop"), ("lib/text.py", "write")
-    assert read(TRAIN, *((f"{SITE}/{file}", name) for file, name in stack)).inside == (
-        "lib/fit.py:2 Fit.run > lib/text.py:2 write"
-    )
+    rows = ("lib/fit.py", "Fit.run"), ("lib/loop.py", "loop"), ("lib/text.py", "write")
+    location = read(TRAIN, *((f"{SITE}/{file}", name) for file, name in rows))
+    assert location.inside == "lib/fit.py:2 Fit.run > lib/text.py:2 write"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +59,8 @@ def test_a_library_is_known_by_its_first_and_last_frame() -> None:
 )
 def test_parts_of_a_step_of_keras_are_known(file, function, phase) -> None:
     keras = f"{SITE}/keras/src"
-    stack = (f"{keras}/backend/torch/trainer.py", "TorchTrainer.fit"), (f"{keras}/{file}", function)
-    location = read(TRAIN, *stack, (f"{keras}/ops/core.py", "cast"))
+    fit = f"{keras}/backend/torch/trainer.py", "TorchTrainer.fit"
+    location = read(TRAIN, fit, (f"{keras}/{file}", function), (f"{keras}/ops/core.py", "cast"))
     assert (location.phase, location.inside) == (
         phase,
         f"keras/src/backend/torch/trainer.py:2 TorchTrainer.fit > {phase}",
@@ -105,6 +83,7 @@ def test_trainer_of_transformers_is_known_by_its_loop_and_callback() -> None:
         "",
         "transformers/trainer.py:2 Trainer._inner_training_loop > callback on_step_end (ProgressCallback)",
         "callback on_step_end (ProgressCallback)",
+        called="call",
     )
 
 
@@ -120,17 +99,18 @@ def test_the_users_own_callback_is_its_line_and_its_phase() -> None:
     assert (location.inside, location.phase) == ("", "callback on_step_end")
 
 
-def test_a_function_of_the_users_that_is_named_like_a_hook_needs_a_library_that_calls_it() -> None:
-    assert read(TRAIN, ("/project/game.py", "on_step_end")).phase == ""
-
-
+# A function that stands for one of torch's has the file of this one: warnings do not count its frames.
+HIDDEN = (SKIPPED_BY_WARNINGS, "__next__")
+LOADER = f"{TORCH}/utils/data/dataloader.py"
 PHASES = [
+    ([HIDDEN, (LOADER, "_BaseDataLoaderIter._next_index")], "sampler"),
     ([(HF, "Trainer._run_epoch"), (HF, "Trainer._maybe_log_save_evaluate"), (HF, "Trainer.log")], "logging"),
     ([(HF, "Trainer._inner_training_loop"), (HF, "Trainer._save_checkpoint"), (HF, "Trainer._save")], "saving"),
     ([(HF, "Trainer.evaluate"), (HF, "Trainer.evaluation_loop")], "evaluation"),
     ([(HF, "Trainer.log"), (f"{SITE}/transformers/integrations/integration_utils.py", "WandbCallback.on_log")],
      "logging > callback on_log (WandbCallback)"),
     ([(HF, "Trainer.training_step")], ""),
+    ([("/project/game.py", "on_step_end")], ""),  # named like a hook, but no library calls it
     ([("lightning/pytorch/trainer/call.py", "_call_callback_hooks"),
       ("lightning/pytorch/callbacks/lr_monitor.py", "LearningRateMonitor.on_train_batch_start")],
      "callback on_train_batch_start (LearningRateMonitor)"),
@@ -151,12 +131,13 @@ PHASES = [
      "rollout > callback on_step (EvalCallback) > evaluation"),
     ([("stable_baselines3/common/logger.py", "Logger.dump")], "logging"),
     ([("wandb/sdk/wandb_run.py", "Run.log")], "logging"),
+    ([(f"{SITE}/mytransformers/trainer.py", "Trainer.log")], ""),  # ends like the path of a row
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("stack", "phase"), PHASES)
-def test_phases_of_trainers_have_their_names(stack: Sequence[tuple[str, str]], phase: str) -> None:
-    files = [(file if file.startswith("/") else f"{SITE}/{file}", name) for file, name in stack]
+@pytest.mark.parametrize(("rows", "phase"), PHASES)
+def test_phases_of_trainers_have_their_names(rows: Sequence[tuple[str, str]], phase: str) -> None:
+    files = [(file if file.startswith("/") else f"{SITE}/{file}", name) for file, name in rows]
     assert read(TRAIN, *files).phase == phase
 
 
@@ -169,10 +150,11 @@ UNPACK = (CHECKPOINT, "_checkpoint_hook.__init__.<locals>.unpack_hook")
 
 
 @pytest.mark.parametrize(
-    ("stack", "phase"),
+    ("rows", "phase"),
     [
         ([ENGINE], ""),
         ([ENGINE, HOOK], "backward hook"),
+        ([ENGINE, (f"{SITE}/opacus/hooks.py", "capture")], ""),  # of a library, not the program's
         ([ENGINE, (f"{TORCH}/utils/hooks.py", "BackwardHook._set_user_hook.<locals>.hook"), HOOK], "backward hook"),
         ([ENGINE, APPLY, ("/project/ops.py", "Own.backward")], "custom backward"),
         ([ENGINE, UNPACK, ("/project/model.py", "Block.forward")], "recomputation"),
@@ -183,8 +165,8 @@ UNPACK = (CHECKPOINT, "_checkpoint_hook.__init__.<locals>.unpack_hook")
         ([ENGINE, HOOK, BACKWARD, ENGINE], "backward hook"),
     ],
 )  # fmt: skip
-def test_what_the_program_does_in_a_backward_pass_has_a_phase(stack: list[tuple[str, str]], phase: str) -> None:
-    assert read(TRAIN, BACKWARD, *stack).phase == phase
+def test_what_the_program_does_in_a_backward_pass_has_a_phase(rows: list[tuple[str, str]], phase: str) -> None:
+    assert read(TRAIN, BACKWARD, *rows).phase == phase
 
 
 class Watched(torch.nn.Module):
@@ -211,20 +193,12 @@ def phase_within(module: torch.nn.Module) -> str:
     return PHASES[-1]
 
 
+@pytest.mark.parametrize("has_names", [False, True])
 @pytest.mark.parametrize("adds_hook", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_of_a_module_has_a_phase(adds_hook: str) -> None:
+def test_a_hook_of_a_module_has_a_phase(adds_hook: str, has_names: bool) -> None:
     module = torch.nn.Identity()
-    getattr(module, adds_hook)(reach)
-    assert phase_within(module) == "forward hook"
-    around = torch.nn.Sequential(module)
-    assert phase_within(around) == "forward hook"
-
-
-@pytest.mark.parametrize("adds_hook", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_with_named_arguments_has_the_same(adds_hook: str) -> None:
-    module = torch.nn.Identity()
-    getattr(module, adds_hook)(reach, with_kwargs=True)
-    assert phase_within(module) == "forward hook"
+    getattr(module, adds_hook)(reach, with_kwargs=has_names)
+    assert phase_within(module) == phase_within(torch.nn.Sequential(module)) == "forward hook"
 
 
 def test_the_forward_of_a_module_is_not_a_hook() -> None:
@@ -235,48 +209,18 @@ def test_the_forward_of_a_module_is_not_a_hook() -> None:
 
 
 def test_a_thread_of_a_library_has_the_function_that_it_was_started_for() -> None:
-    frames = []
-
-    def innermost() -> None:
-        frames.append(sys._getframe(1))
-
-    function: Callable[[], None] = innermost
-    queues, reduction = (f"/usr/lib/python3.11/multiprocessing/{name}.py" for name in ("queues", "reduction"))
-    for file, name in ((reduction, "dumps"), (queues, "_feed")):
-        names = {"call": function}
-        exec(compile(f"def {name}():\n    call()\n", file, "exec"), names)
-        function = names[name]
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
+    queues, reduction = (f"{LIBRARY}/multiprocessing/{name}.py" for name in ("queues", "reduction"))
+    frame, _ = stack((threading.__file__, "run", "call()"), (queues, "_feed", "call()"), (reduction, "dumps", "call()"))
     reader = StackReader(UserCode(PLACES))
-    holder = reader.function_of_thread(frames[0])
+    holder = reader.function_of_thread(frame)
     assert holder is not None
     assert reader._users_text(holder) == "multiprocessing/queues.py:2 _feed"
     assert reader.function_of_thread(None) is None
 
 
-def test_a_hook_of_a_library_is_not_the_programs() -> None:
-    assert read(TRAIN, BACKWARD, ENGINE, (f"{SITE}/opacus/hooks.py", "capture")).phase == ""
-
-
-def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
-    assert FileRows("/project/mytransformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == ""
-    assert FileRows("/home/x/transformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == "logging"
-
-
 MODULE = f"{TORCH}/nn/modules/module.py"
 IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pretrained")
-# A function that stands for one of torch's has the file of this one: warnings do not count its frames.
-HIDDEN = (SKIPPED_BY_WARNINGS, "__next__")
-LOADER = f"{TORCH}/utils/data/dataloader.py"
-
-
-def test_functions_hidden_from_warnings_are_no_imports() -> None:
-    assert read(TRAIN, HIDDEN, (LOADER, "_BaseDataLoaderIter._next_index")).phase == "sampler"
-    starts = (LOADER, "_MultiProcessingDataLoaderIter.__init__")
-    assert read(TRAIN, HIDDEN, starts).activity == "workers"
 
 
 def test_a_library_makes_batches_where_no_line_of_the_users_does() -> None:
@@ -302,8 +246,8 @@ ACTIVITIES = [
     ([("/project/data.py", "load_data"), ("/project/data.py", "parse")], "data set"),
     ([("/project/data.py", "Data.__init__")], "data set"),
     ([("/project/model.py", "build_model")], "model"),
-    ([(f"{TORCH}/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__")], "workers"),
-    ([(f"{TORCH}/utils/data/dataloader.py", "DataLoader.__init__")], ""),
+    ([HIDDEN, (LOADER, "_MultiProcessingDataLoaderIter.__init__")], "workers"),
+    ([(LOADER, "DataLoader.__init__")], ""),
     ([(f"{TORCH}/_dynamo/eval_frame.py", "compile_wrapper")], "compile"),
     ([("/project/game.py", "reset")], ""),
     # A module of the user's that works while it is imported: its own line says what it does.
@@ -311,9 +255,9 @@ ACTIVITIES = [
 ]
 
 
-@pytest.mark.parametrize(("stack", "activity"), ACTIVITIES)
-def test_what_a_program_prepares_is_known_by_its_frames(stack: Sequence[tuple[str, str]], activity: str) -> None:
-    assert read(TRAIN, *stack).activity == activity
+@pytest.mark.parametrize(("rows", "activity"), ACTIVITIES)
+def test_what_a_program_prepares_is_known_by_its_frames(rows: Sequence[tuple[str, str]], activity: str) -> None:
+    assert read(TRAIN, *rows).activity == activity
 
 
 @pytest.mark.parametrize("rows", [FRAMES, STARTUP, OWN_CALLBACKS + FRAMES, FRAMES_OF_WORKERS])
@@ -354,13 +298,12 @@ def test_only_the_drawing_of_a_progress_bar_is_its_phase_and_not_what_it_iterate
     assert read(TRAIN, bar, (f"{SITE}/{file}", "tqdm.update")).phase == "progress bar"
 
 
-LIBRARY = "/usr/lib/python3.11"
 QUEUE = (f"{LIBRARY}/queue.py", "Queue.get"), (f"{LIBRARY}/threading.py", "Condition.wait")
 OWN = ("/project/prefetch.py", "Prefetcher.__next__")
 
 
 @pytest.mark.parametrize(
-    ("stack", "what"),
+    ("rows", "what"),
     [
         (QUEUE, "a queue between threads"),
         ((OWN, *QUEUE), "a queue between threads"),
@@ -385,5 +328,5 @@ OWN = ("/project/prefetch.py", "Prefetcher.__next__")
         ),
     ],
 )
-def test_a_wait_for_work_elsewhere_says_for_what(stack, what) -> None:
-    assert read(TRAIN, *stack).waits_for.startswith(what)
+def test_a_wait_for_work_elsewhere_says_for_what(rows, what) -> None:
+    assert read(TRAIN, *rows).waits_for.startswith(what)

@@ -77,25 +77,20 @@ class Threads:
         return sum(look is not None for look in settled) / len(settled)
 
 
-def test_no_longer_than_the_other_thread_has_run():
-    assert Threads(training=0.3, other=0.4).part_held() == pytest.approx(0.4, abs=0.01)
-
-
-def test_a_thread_that_computes_without_the_lock_is_not_to_blame():
-    assert Threads(training=0.3, other=0.7, while_looked_at=1.0).part_held() == 0.0
-
-
-def test_a_training_that_computes_does_not_wait():
-    assert Threads(training=1.0, other=0.9).part_held() == 0.0
-
-
-def test_threads_that_spin_between_operators_are_not_waited_for():
-    assert Threads(training=0.3, other=0.7, helpers=0.9, known_helpers={}).part_held() == pytest.approx(0.7, abs=0.01)
-
-
-def test_a_thread_of_autograd_is_waited_for():
-    threads = Threads(training=0.3, other=0.7, helpers=0.9, known_helpers={14: 0.5})
-    assert threads.part_held() == pytest.approx(0.2, abs=0.01)
+@pytest.mark.parametrize(
+    ("threads", "part"),
+    [
+        ({"training": 0.3, "other": 0.4}, 0.4),  # no longer than the other thread has run
+        ({"training": 0.3, "other": 0.7, "while_looked_at": 1.0}, 0.0),  # it computes without the lock
+        ({"training": 1.0, "other": 0.9}, 0.0),  # a training that computes does not wait
+        ({"training": 0.3, "other": 0.1}, 0.0),  # a thread that mostly sleeps is not watched
+        # Threads that spin between operators are not waited for, and one of autograd is.
+        ({"training": 0.3, "other": 0.7, "helpers": 0.9, "known_helpers": {}}, 0.7),
+        ({"training": 0.3, "other": 0.7, "helpers": 0.9, "known_helpers": {14: 0.5}}, 0.2),
+    ],
+)
+def test_the_part_of_the_samples_in_which_the_other_thread_holds_the_lock(threads, part):
+    assert Threads(**threads).part_held() == pytest.approx(part, abs=0.01 * bool(part))
 
 
 def test_a_helper_that_begins_is_noticed_and_its_past_is_not_counted():
@@ -122,10 +117,6 @@ def test_threads_of_openmp_are_no_helpers():
         pytest.skip("no such files on this system")
     assert threading.get_native_id() not in helpers
     assert all(Path(f"/proc/self/task/{each}/comm").read_text().startswith("pt_") for each in helpers)
-
-
-def test_a_thread_that_mostly_sleeps_is_not_watched():
-    assert Threads(training=0.3, other=0.1).part_held() == 0.0
 
 
 def test_a_thread_that_ends_is_forgotten():

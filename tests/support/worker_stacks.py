@@ -22,8 +22,9 @@ GET: Row = (FETCH, "fetch", "dataset.getitem()")
 COLLATED: Row = (FETCH, "fetch", "dataset.collate_fn()")
 
 
-def kept(frame: FrameType | None) -> KeptFrame | None:
-    return None if frame is None else KeptFrame(frame.f_code, frame.f_lasti, kept(frame.f_back))
+def kept(frame: FrameType, count: int) -> KeptFrame:
+    back = None if count == 1 or frame.f_back is None else kept(frame.f_back, count - 1)
+    return KeptFrame(frame.f_code, frame.f_lasti, back)
 
 
 def stack(*rows: Row) -> tuple[KeptFrame, CodeType]:
@@ -32,7 +33,7 @@ def stack(*rows: Row) -> tuple[KeptFrame, CodeType]:
     loop: CodeType = stack.__code__
 
     def function() -> None:
-        frames.append(kept(sys._getframe(1)))  # the instructions of calls under way
+        frames.append(kept(sys._getframe(1), len(rows)))  # the instructions of calls under way
 
     class Anything:
         """Calls the next function, whatever it is called."""

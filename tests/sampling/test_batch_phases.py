@@ -80,10 +80,8 @@ ACQUIRES: Row = ("/project/data.py", "Pictures.__getitem__", "self.acquire()")
 @pytest.mark.parametrize(
     ("frames", "phase"),
     [
-        ((GET, ITEM), "fetch"),
         ((GET,), "fetch"),  # a data set in C has no frame
         ((COLLATED, DECODES), "collate"),
-        ((COLLATED,), "collate"),
         (
             (GET, ITEM, (f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()"), DECODES),
             "decode",

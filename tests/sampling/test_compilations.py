@@ -25,10 +25,13 @@ def test_compilations_of_the_same_code_are_recompilations():
     assert facts.place.startswith("sampling/test_compilations.py") or "test_compilations.py" in facts.place
 
 
-def test_callbacks_without_arguments_as_of_torch_2_4_raise_nothing():
+def test_callbacks_without_arguments_as_of_torch_2_4_and_a_torch_without_any_raise_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, CALLBACKS, SimpleNamespace())
     compilations = Compilations()
+    compilations.start()
     compilations.begins()
     compilations.ends()
+    compilations.close()
     assert compilations.facts() is None
 
 
@@ -59,11 +62,3 @@ def test_callbacks_return_after_a_reset_and_go_at_the_end(monkeypatch):
     assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (1, 1)
     compilations.close()
     assert (handler.start_callbacks, handler.end_callbacks) == ([], [])
-
-
-def test_a_torch_without_callbacks_is_left_alone(monkeypatch):
-    monkeypatch.setitem(sys.modules, CALLBACKS, SimpleNamespace())
-    compilations = Compilations()
-    compilations.start()
-    compilations.close()
-    assert compilations.facts() is None

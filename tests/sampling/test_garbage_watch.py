@@ -19,21 +19,19 @@ from training_profiler.sampling.garbage_watch import COST_NS, MOST_COST, Collect
 def watch() -> Iterator[GarbageWatch]:
     gc.disable()  # no collection but those of the tests
     gc.collect(0)  # else one may be due at the moment in which a test switches them on
+    gc.freeze()  # what is there by now takes a second to collect
     watch = GarbageWatch(FaultGuard().run, functools.partial(next, iter(range(0, 10**18, 10**9))))
     watch.start(is_on=True)
     yield watch
     watch.close()
+    gc.unfreeze()
     gc.enable()
-
-
-def popped(watch: GarbageWatch) -> list[Collection]:
-    return watch.pop()
 
 
 def make_garbage_until_collected(watch: GarbageWatch) -> list[Collection]:
     gc.enable()
     kept: list[list[int]] = []
-    while not (found := popped(watch)):
+    while not (found := watch.pop()):
         kept.append([1])
     return found
 
@@ -46,38 +44,34 @@ def test_each_collection_has_its_times_and_its_generation(watch: GarbageWatch) -
             gc.collect(generation)
     finally:
         gc.callbacks.pop()
-    collections = popped(watch)
+    collections = watch.pop()
     assert [each.generation for each in collections] == seen[::2] == [0, 1, 2, 2, 1, 0, 0, 2]
     assert [(each.begin_ns, each.end_ns) for each in collections[:2]] == [(10**9, 2 * 10**9), (3 * 10**9, 4 * 10**9)]
-    assert popped(watch) == []
+    assert watch.pop() == []
 
 
 def test_collections_that_the_program_asks_for_are_known(watch: GarbageWatch) -> None:
     gc.enable()
     gc.collect()
     gc.collect(0)
-    assert [each.is_asked for each in popped(watch)] == [True, True]
+    assert [each.is_asked for each in watch.pop()] == [True, True]
     assert {each.is_asked for each in make_garbage_until_collected(watch)} == {False}
 
 
-def test_collections_of_other_threads_are_left_out(watch: GarbageWatch) -> None:
-    thread = threading.Thread(target=gc.collect)
+@pytest.mark.parametrize(("trains", "generations"), [(False, [2]), (True, [0])])
+def test_only_collections_of_the_training_thread_count(
+    watch: GarbageWatch, trains: bool, generations: list[int]
+) -> None:
+    def collect() -> None:
+        if trains:
+            watch.sample_this_thread()
+        gc.collect(0)
+
+    thread = threading.Thread(target=collect)
     thread.start()
     thread.join()
     gc.collect()
-    assert len(popped(watch)) == 1
-
-
-def test_the_training_may_be_on_another_thread(watch: GarbageWatch) -> None:
-    def train() -> None:
-        watch.sample_this_thread()
-        gc.collect()
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    gc.collect()
-    assert len(popped(watch)) == 1
+    assert [each.generation for each in watch.pop()] == generations
 
 
 def test_a_collection_under_way_is_returned_once_it_has_ended(watch: GarbageWatch) -> None:
@@ -85,7 +79,7 @@ def test_a_collection_under_way_is_returned_once_it_has_ended(watch: GarbageWatc
 
     def callback(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            early.append(popped(watch))
+            early.append(watch.pop())
 
     gc.callbacks.append(callback)
     try:
@@ -93,7 +87,7 @@ def test_a_collection_under_way_is_returned_once_it_has_ended(watch: GarbageWatc
     finally:
         gc.callbacks.remove(callback)
     assert early == [[]]
-    assert [each.generation for each in popped(watch)] == [2]
+    assert [each.generation for each in watch.pop()] == [2]
 
 
 def test_the_callback_has_no_python_code(watch: GarbageWatch) -> None:
@@ -115,7 +109,7 @@ def test_a_full_list_drops_the_oldest(watch: GarbageWatch, monkeypatch: pytest.M
     try:
         gc.collect(0)
         gc.collect(1)
-        assert [each.generation for each in popped(small)] == [1]  # the begin of the first is lost
+        assert [each.generation for each in small.pop()] == [1]  # the begin of the first is lost
     finally:
         small.close()
 
@@ -137,20 +131,20 @@ def test_many_collections_are_timed_in_a_part_of_the_time(watch: GarbageWatch) -
         collect(most)
         assert dense.since_ns == 0
         assert dense.notes() == []
-        assert len(popped(dense)) == most
+        assert len(dense.pop()) == most
         collect(2 * most)
         assert dense.since_ns is None  # three times what two seconds may have
-        assert len(popped(dense)) == 2 * most
+        assert len(dense.pop()) == 2 * most
         now_ns[0] += 10**9 - 10**6
         dense.poll()
         assert dense.since_ns is None
-        assert popped(dense) == []
+        assert dense.pop() == []
         now_ns[0] += 2 * 10**6
         dense.poll()
         assert dense.since_ns == now_ns[0]
         collect(most)
         assert dense.since_ns is not None
-        assert len(popped(dense)) == most
+        assert len(dense.pop()) == most
         assert dense.notes() == [
             "garbage collections: timed in a part of the steps, because there were over 1,333 in a second"
         ]
@@ -185,7 +179,7 @@ def test_a_program_that_clears_the_callbacks_ends_the_timing(watch: GarbageWatch
     gc.callbacks.clear()
     try:
         gc.collect()
-        assert popped(watch) == []
+        assert watch.pop() == []
         watch.close()
     finally:
         gc.callbacks[:] = [each for each in others if each is not watch._callback]
@@ -198,9 +192,9 @@ def test_a_forked_child_has_no_callback(watch: GarbageWatch) -> None:
     if not child:
         watch.after_fork_in_child()
         gc.collect()
-        os._exit(0 if watch._callback not in gc.callbacks and popped(watch) == [] else 1)
+        os._exit(0 if watch._callback not in gc.callbacks and watch.pop() == [] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(popped(watch)) == 1
+    assert len(watch.pop()) == 1
 
 
 def test_what_was_recorded_is_complete_after_the_end_and_not_when_it_is_switched_off(watch: GarbageWatch) -> None:

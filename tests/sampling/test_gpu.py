@@ -102,11 +102,8 @@ def gpus_of(cuda: Any, nvml: Any = None) -> Gpus:
     return Gpus({"torch": SimpleNamespace(cuda=cuda), "pynvml": nvml}.get)
 
 
-def test_a_program_without_torch_has_none():
-    assert Gpus({}.get).read() == []
-
-
 def test_a_device_that_the_program_has_not_initialised_is_left_alone():
+    assert Gpus({}.get).read() == []  # nor torch
     cuda = FakeCuda([100], [None])
     cuda.is_begun = False
     assert gpus_of(cuda, FakeNvml()).read() == []
@@ -168,26 +165,13 @@ def test_children_are_own_processes():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         nvml = FakeNvml()
-        nvml.pids, nvml.busy = [OWN, child.pid, os.getppid()], [(child.pid, 90, 5), (os.getppid(), 20, 5)]
+        ended = 2**22 + 5  # beyond the kernel's largest id; it counts as another
+        nvml.pids = [OWN, child.pid, os.getppid(), ended]
+        nvml.busy = [(child.pid, 90, 5), (os.getppid(), 20, 5), (ended, 30, 5)]
         (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
-        assert seen.values["others_utilization"] == pytest.approx(0.85 * 20 / 110)
+        assert seen.values["others_utilization"] == pytest.approx(0.85 * 50 / 140)
     finally:
         child.communicate(b"\n")
-
-
-def test_a_process_that_has_ended_counts_as_another():
-    nvml = FakeNvml()
-    nvml.pids, nvml.busy = [OWN, 2**22 + 5], [(2**22 + 5, 30, 5)]
-    (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
-    assert seen.values["others_utilization"] == 0.85
-
-
-def test_close_shuts_nvml_down():
-    nvml = FakeNvml()
-    gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
-    gpus.read()
-    gpus.close()
-    assert (nvml.begun, nvml.ended) == (1, 1)
 
 
 def test_memory_of_metal_devices():
@@ -209,6 +193,8 @@ def test_a_device_or_a_part_of_one_is_found_by_its_uuid(uuid, of_nvml, used_byte
     assert (seen["used_bytes"], seen["utilization"], seen["temperature_c"]) == (used_bytes, 0.85, 64)
     assert seen["energy_j"] == 7000.5
     assert ("power_w" in seen, nvml.power_asked) == (False, 1)  # not supported, and not asked for again
+    gpus.close()
+    assert (nvml.begun, nvml.ended) == (1, 1)
 
 
 def test_a_device_used_later_is_found_later():

@@ -3,6 +3,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from training_profiler.sampling.host import Host, Usage, find_container, read_usage
 
 Cpu = namedtuple("Cpu", "user system")
@@ -83,17 +85,11 @@ def worker(psutil: FakePsutil, pid: int, cpu_s: float = 0.0, resident_bytes: int
 
 
 def test_memory_and_cpu_time_of_process_and_host():
-    seen = host_of(FakePsutil()).read()
+    psutil = FakePsutil()
+    seen = host_of(psutil).read()
     assert (seen.tree_cpu_s, seen.own_bytes, seen.tree_bytes) == (10.0, 1000, 1000)
     assert (seen.host_total_bytes, seen.host_available_bytes) == (8000, 3000)
-
-
-def test_guest_time_counts_once_and_io_wait_is_idle():
-    assert host_of(FakePsutil()).read().host_cpu_s == (10.0, 100.0)
-
-
-def test_system_with_fewer_kinds_of_cpu_time():
-    psutil = FakePsutil()
+    assert seen.host_cpu_s == (10.0, 100.0)  # guest time counts once, and waiting for I/O is idle
     psutil.times = MacTimes(5.0, 1.0, 2.0, 92.0)
     assert host_of(psutil).read().host_cpu_s == (8.0, 100.0)
 
@@ -127,13 +123,7 @@ def test_cpu_time_of_ended_child_is_kept():
     psutil.ended_cpu_s = 3.5
     seen = host.read()
     assert (seen.tree_cpu_s, seen.tree_bytes) == (13.5, 1000)
-
-
-def test_child_that_was_never_found_counts_once_it_has_ended():
-    psutil = FakePsutil()
-    host = host_of(psutil)
-    host.read()
-    psutil.ended_cpu_s = 4.0
+    psutil.ended_cpu_s = 4.0  # a child that was never found
     assert host.read().tree_cpu_s == 14.0
 
 
@@ -182,15 +172,12 @@ def test_processes_of_one_spawn_that_work_alike_are_siblings():
     assert host.read().siblings == 1
     trains.has_ended = True  # it worked beside this one for most of the run
     assert [host.read().siblings for _ in range(9)][-1] == 1
-
-
-def test_spawned_process_without_a_parent_any_more_has_no_siblings():
-    psutil = FakePsutil()
     psutil.parent = None
     assert host_of(psutil, is_spawned=True).read().siblings == 0
 
 
 GIB = 2**30
+GROUP = "sys/fs/cgroup/"
 
 
 def made(root: Path, files: dict[str, str]) -> Path:
@@ -203,48 +190,62 @@ def made(root: Path, files: dict[str, str]) -> Path:
 
 def docker_v2(root: Path) -> Path:
     """A container under version 2, which sees its own group as the root."""
-    group = "sys/fs/cgroup/"
     return made(
         root,
         {
             "proc/self/cgroup": "0::/\n",
-            group + "cgroup.controllers": "cpuset cpu io memory pids\n",
-            group + "memory.max": f"{24 * GIB}\n",
-            group + "memory.current": f"{10 * GIB}\n",
-            group + "memory.stat": f"anon 123\nfile 456\ninactive_file {2 * GIB}\nactive_file 7\n",
-            group + "cpu.max": "250000 100000\n",
-            group + "cpu.stat": "usage_usec 5000000\nuser_usec 4000000\nsystem_usec 1000000\n",
+            GROUP + "cgroup.controllers": "cpuset cpu io memory pids\n",
+            GROUP + "memory.max": f"{24 * GIB}\n",
+            GROUP + "memory.current": f"{10 * GIB}\n",
+            GROUP + "memory.stat": f"anon 123\nfile 456\ninactive_file {2 * GIB}\nactive_file 7\n",
+            GROUP + "cpu.max": "250000 100000\n",
+            GROUP + "cpu.stat": "usage_usec 5000000\nuser_usec 4000000\nsystem_usec 1000000\n",
         },
     )
 
 
 def docker_v1(root: Path) -> Path:
     """A container under version 1: the path is the host's, which is not there inside."""
-    mounts = "sys/fs/cgroup/"
     return made(
         root,
         {
             "proc/self/cgroup": "5:memory:/docker/0123abcd\n4:cpu,cpuacct:/docker/0123abcd\n1:name=systemd:/docker/0\n",
-            mounts + "memory/memory.limit_in_bytes": f"{8 * GIB}\n",
-            mounts + "memory/memory.usage_in_bytes": f"{6 * GIB}\n",
-            mounts + "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
-            mounts + "cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
-            mounts + "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            mounts + "cpu,cpuacct/cpuacct.usage": "7000000000\n",
+            GROUP + "memory/memory.limit_in_bytes": f"{8 * GIB}\n",
+            GROUP + "memory/memory.usage_in_bytes": f"{6 * GIB}\n",
+            GROUP + "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
+            GROUP + "cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
+            GROUP + "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            GROUP + "cpu,cpuacct/cpuacct.usage": "7000000000\n",
         },
     )
 
 
-def test_limits_and_use_of_a_container_under_version_2(tmp_path):
-    container = find_container(docker_v2(tmp_path))
-    assert (container.memory_limit_bytes, container.cpu_quota) == (24 * GIB, 2.5)
-    assert read_usage(container) == Usage(memory_bytes=8 * GIB, cpu_ns=5_000_000_000)
+NO_QUOTA_2 = {GROUP + "memory.max": "max\n", GROUP + "cpu.max": "max 100000\n"}
+NO_LIMITS_1 = {
+    GROUP + "memory/memory.limit_in_bytes": "9223372036854771712\n",
+    GROUP + "cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+}
+MALFORMED = {
+    GROUP + name: text
+    for name, text in {"memory.max": "", "cpu.max": "a b c\n", "memory.stat": "\n", "cpu.stat": "x\n"}.items()
+}
+USAGE_2 = Usage(8 * GIB, 5_000_000_000)
 
 
-def test_limits_and_use_of_a_container_under_version_1(tmp_path):
-    container = find_container(docker_v1(tmp_path))
-    assert (container.memory_limit_bytes, container.cpu_quota) == (8 * GIB, 4.0)
-    assert read_usage(container) == Usage(memory_bytes=5 * GIB, cpu_ns=7_000_000_000)
+@pytest.mark.parametrize(
+    ("make", "changed", "limit_bytes", "quota", "usage"),
+    [
+        (docker_v2, {}, 24 * GIB, 2.5, USAGE_2),
+        (docker_v2, NO_QUOTA_2, None, None, USAGE_2),
+        (docker_v2, MALFORMED, None, None, Usage(10 * GIB, None)),
+        (docker_v1, {}, 8 * GIB, 4.0, Usage(5 * GIB, 7_000_000_000)),
+        (docker_v1, NO_LIMITS_1, None, None, Usage(None, None)),  # as on a host
+    ],
+)
+def test_limits_and_use_of_a_container(tmp_path, make, changed, limit_bytes, quota, usage):
+    container = find_container(made(make(tmp_path), changed))
+    assert (container.memory_limit_bytes, container.cpu_quota) == (limit_bytes, quota)
+    assert read_usage(container) == usage
 
 
 def test_the_smallest_limit_of_the_groups_around_holds(tmp_path):
@@ -271,45 +272,21 @@ def test_the_smallest_limit_of_the_groups_around_holds(tmp_path):
     assert read_usage(container) == Usage(12 * GIB, 10_000)
 
 
-def test_a_container_without_limits_has_use_all_the_same(tmp_path):
-    made(docker_v2(tmp_path), {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/cpu.max": "max 100000\n"})
-    container = find_container(tmp_path)
-    assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)
-    assert read_usage(container) == Usage(8 * GIB, 5_000_000_000)
-
-
 def test_controllers_mounted_one_by_one_are_found(tmp_path):
-    mounts = "sys/fs/cgroup/"
     made(
         tmp_path,
         {
             "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n2:cpuacct:/\n1:cpu:/\n0::/\n",
-            mounts + "memory/job/memory.limit_in_bytes": f"{GIB}\n",
-            mounts + "memory/job/memory.usage_in_bytes": "3\n",
-            mounts + "cpu/cpu.cfs_quota_us": "50000\n",
-            mounts + "cpu/cpu.cfs_period_us": "100000\n",
-            mounts + "cpuacct/cpuacct.usage": "9\n",
+            GROUP + "memory/job/memory.limit_in_bytes": f"{GIB}\n",
+            GROUP + "memory/job/memory.usage_in_bytes": "3\n",
+            GROUP + "cpu/cpu.cfs_quota_us": "50000\n",
+            GROUP + "cpu/cpu.cfs_period_us": "100000\n",
+            GROUP + "cpuacct/cpuacct.usage": "9\n",
         },
     )
     container = find_container(tmp_path)
     assert (container.memory_limit_bytes, container.cpu_quota) == (GIB, 0.5)
     assert read_usage(container).memory_bytes == 3
-
-
-def test_malformed_files_are_ignored(tmp_path):
-    group = "sys/fs/cgroup/"
-    made(
-        docker_v2(tmp_path),
-        {
-            group + "memory.max": "",
-            group + "cpu.max": "a b c\n",
-            group + "memory.stat": "\n",
-            group + "cpu.stat": "x\n",
-        },
-    )
-    container = find_container(tmp_path)
-    assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)
-    assert read_usage(container) == Usage(10 * GIB, None)
 
 
 def test_stalls_are_those_of_the_group_and_else_of_the_host(tmp_path):
@@ -319,10 +296,3 @@ def test_stalls_are_those_of_the_group_and_else_of_the_host(tmp_path):
     usage = read_usage(find_container(made(docker_v2(tmp_path), host | inside)))
     assert (usage.memory_stall_s, usage.disk_stall_s) == (1.0, 2.5)
     assert read_usage(find_container(docker_v1(tmp_path / "without"))).disk_stall_s is None
-
-
-def test_the_largest_number_of_version_1_means_unlimited(tmp_path):
-    mounts = "sys/fs/cgroup/"
-    unlimited = {"memory/memory.limit_in_bytes": "9223372036854771712\n", "cpu,cpuacct/cpu.cfs_quota_us": "-1\n"}
-    container = find_container(made(docker_v1(tmp_path), {mounts + name: text for name, text in unlimited.items()}))
-    assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)

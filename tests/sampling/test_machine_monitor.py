@@ -79,37 +79,25 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == NAME]
 
 
-def test_first_sample_has_no_cpu_use(reader):
-    values = reader.sample().values
-    assert not {"cpu_process", "cpu_host"} & values.keys()
-    assert (values["ram_own_bytes"], values["ram_process_bytes"], values["ram_host_bytes"]) == (300, 400, 400)
-
-
-def test_cpu_use_covers_the_time_since_the_previous_sample(reader, host):
-    reader.sample()
+def test_cpu_use_covers_the_time_since_the_previous_reading(reader, host):
+    first = reader.sample().values
+    assert not {"cpu_process", "cpu_host"} & first.keys()
+    assert (first["ram_own_bytes"], first["ram_process_bytes"], first["ram_host_bytes"]) == (300, 400, 400)
     host.work(2.0, process_s=3.0, host_s=6.0)
     sample = reader.sample()
     assert (sample.values["cpu_process"], sample.values["cpu_host"]) == (1.5, 0.75)
     assert sample.weights["cpu_process"] == 2.0
-
-
-def test_cpu_use_needs_a_minimum_time(reader, host):
-    reader.sample()
     host.work(0.05, process_s=0.05, host_s=0.05)
-    assert "cpu_process" not in reader.sample().values
-    host.work(0.05, process_s=0.0, host_s=0.05)
-    assert reader.sample().values["cpu_process"] == pytest.approx(0.5)
-
-
-def test_sample_without_children_has_no_cpu_use(reader, host):
-    reader.sample()
+    assert "cpu_process" not in reader.sample().values  # too short a time
+    host.work(0.15, process_s=0.0, host_s=0.05)
+    assert reader.sample().values["cpu_process"] == pytest.approx(0.25)
     host.work(1.0, process_s=1.0, host_s=1.0)
     before_s, host.tree_cpu_s = host.tree_cpu_s, None
-    assert "cpu_process" not in reader.sample().values
+    assert "cpu_process" not in reader.sample().values  # children were not read
     host.tree_cpu_s = before_s
     host.work(1.0, process_s=2.0, host_s=1.0)
     sample = reader.sample()
-    assert (sample.values["cpu_process"], sample.weights["cpu_process"]) == (1.5, 2.0)
+    assert (sample.values["cpu_process"], sample.weights["cpu_process"]) == (pytest.approx(1.5), pytest.approx(2.0))
 
 
 def test_with_a_limit_memory_is_a_share_of_it(clock, host, tmp_path):
@@ -130,6 +118,8 @@ def test_limit_above_the_host_memory_is_ignored(clock, host, tmp_path):
     sample = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).sample()
     assert "ram_limit_bytes" not in sample.facts
     assert sample.values["ram_share"] == 0.4
+    assert sample.values["gpu1.allocated_bytes"] == 7.0  # by torch's index
+    assert (sample.facts["gpu1.name"], sample.facts["gpu1.total_bytes"]) == ("T4", 99)
 
 
 def test_a_profiler_of_torch_is_noticed(reader):
@@ -164,12 +154,6 @@ def test_page_faults_are_rates_and_priced_once_where_they_are_many(clock, host):
         assert reader.sample().facts["page_cost_s"] == 5e-6
 
 
-def test_accelerators_are_named_by_the_index_of_torch(reader):
-    sample = reader.sample()
-    assert sample.values["gpu1.allocated_bytes"] == 7.0
-    assert (sample.facts["gpu1.name"], sample.facts["gpu1.total_bytes"]) == ("T4", 99)
-
-
 def test_short_run_has_a_sample_at_both_ends(monitor):
     monitor.start(3600)
     monitor.close()
@@ -178,26 +162,18 @@ def test_short_run_has_a_sample_at_both_ends(monitor):
     assert monitor.cost().startswith("system monitor: 2 samples, ")
 
 
-def test_interval_of_zero_starts_no_thread(monitor):
-    monitor.start(0)
-    assert threads() == []
-    assert monitor.cost() is None
-
-
 def test_new_interval_takes_effect_at_once(monitor):
+    monitor.start(0)
+    assert (threads(), monitor.cost()) == ([], None)
     monitor.start(3600)
+    thread = monitor._thread
+    monitor.start(3600)
+    assert monitor._thread is thread
     monitor.start(0.001)
     while monitor.samples < 10:
         sum(range(1000))
     monitor.start(0)
     assert threads() == []
-
-
-def test_same_interval_keeps_the_thread(monitor):
-    monitor.start(3600)
-    thread = monitor._thread
-    monitor.start(3600)
-    assert monitor._thread is thread
 
 
 def test_error_disables_only_the_monitor(clock, recorder, tmp_path, caplog):

@@ -19,12 +19,9 @@ def shortened():
     REAL_SET(before_s)
 
 
-def test_program_reads_its_own_value(shortened):
+def test_program_reads_its_own_value_and_nothing_is_left_behind(shortened):
     assert sys.getswitchinterval() == pytest.approx(0.005)
     assert REAL_GET() == pytest.approx(HANDOVER_S)
-
-
-def test_restore_leaves_nothing_behind(shortened):
     shortened.restore()
     assert (sys.getswitchinterval, sys.setswitchinterval) == (REAL_GET, REAL_SET)
     assert REAL_GET() == pytest.approx(0.005)
@@ -55,21 +52,15 @@ def test_bad_value_raises_as_without_us(shortened, value):
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
-def test_interval_is_left_alone_without_a_gil(monkeypatch):
-    monkeypatch.setattr(switch_interval, "has_gil", lambda: False)
-    interval = SwitchInterval()
-    interval.shorten()
-    assert sys.getswitchinterval is REAL_GET
-
-
-def test_shorter_interval_of_the_program_is_left_alone():
-    before_s = REAL_GET()
-    REAL_SET(1e-5)
+@pytest.mark.parametrize(("has_gil", "programs_s"), [(False, 0.005), (True, 1e-5)])
+def test_interval_without_a_gil_and_a_shorter_one_of_the_program_are_left_alone(monkeypatch, has_gil, programs_s):
+    monkeypatch.setattr(switch_interval, "has_gil", lambda: has_gil)
+    before_s, interval = REAL_GET(), SwitchInterval()
+    REAL_SET(programs_s)
     try:
-        interval = SwitchInterval()
         interval.shorten()
         assert sys.getswitchinterval is REAL_GET
         interval.restore()
-        assert REAL_GET() == pytest.approx(1e-5)
+        assert REAL_GET() == pytest.approx(programs_s)
     finally:
         REAL_SET(before_s)

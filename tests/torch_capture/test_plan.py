@@ -7,10 +7,6 @@ from training_profiler.torch_capture.plan import CapturePlan, read_plan
 VARIABLE = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 
-def test_nothing_opens_a_window_by_default():
-    assert read_settings(environ={}).capture.is_empty
-
-
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
@@ -41,5 +37,6 @@ def test_a_wrong_plan_is_an_error_that_names_variable_value_and_an_example(text)
     assert "example: steps=100-103" in str(raised.value)
 
 
-def test_plan_object_is_returned_unchanged():
+def test_plan_object_is_returned_unchanged_and_by_default_nothing_opens_a_window():
     assert read_plan(CapturePlan(every=3)) == CapturePlan(every=3)
+    assert read_settings(environ={}).capture.is_empty

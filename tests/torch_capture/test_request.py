@@ -15,14 +15,10 @@ def test_request_is_read_once(tmp_path):
     assert box.read_new(str(tmp_path)) == Request(None, None)
 
 
-def test_request_older_than_the_process_is_ignored(tmp_path):
+def test_request_older_than_the_process_or_without_a_run_folder_is_none(tmp_path):
     write_request(tmp_path, 3, (0,))
     os.utime(tmp_path / REQUEST, ns=(500, 500))
-    assert RequestBox(began_wall_ns=501).read_new(str(tmp_path)) is None
-
-
-def test_no_request_without_a_run_folder():
-    assert RequestBox(0).read_new(None) is None
+    assert RequestBox(began_wall_ns=501).read_new(str(tmp_path)) is RequestBox(0).read_new(None) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"steps": -1, "ranks": null}', '{"steps": 1, "ranks": ["x"]}'])

@@ -6,6 +6,7 @@ of the loop runs. Phases are parts of that loop by the library's names for them.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from training_profiler.base.sections import ANOMALIES, CUSTOM_BACKWARD, LOGGING, RECOMPUTATION, ROLLOUT
@@ -29,6 +30,7 @@ CHECKING: Final = "checks of arguments"  # of a distribution, where they are on
 NO_PHASE: Final = ""
 
 ANY: Final = "*"
+MOST_FILES: Final = 30_000  # of all tables together; only programs that generate code have more
 # A bar's iteration contains the work of the iterable that it wraps: the loader's next batch.
 ITERATION: Final = ("__iter__", "__anext__", "tzip", "tmap", "product")
 # Trainers call what users add to them by such names: on_step_end, on_train_batch_start, _on_rollout_end.
@@ -224,6 +226,12 @@ class FileRows:
             if any(_matches(pattern, name) or _matches(pattern, qualified_name) for pattern in row.functions):
                 return row.phase
         return callback_named(name) if self._has_hooks else ""
+
+
+@lru_cache(MOST_FILES)
+def rows_of(path: str, table: FrameTable = FRAME_TABLE, has_hooks: bool = False) -> FileRows:
+    """Return the rows of a file, the same object while the file is among the latest ``MOST_FILES``."""
+    return FileRows(path, has_hooks, table)
 
 
 def callback_named(function: str) -> str:

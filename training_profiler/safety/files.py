@@ -447,8 +447,7 @@ def write_output(path: Path, data: bytes) -> None:
         OSError: it cannot be written.
     """
     if _is_stream(path):
-        with open(path, "wb") as stream:
-            stream.write(data)
+        path.write_bytes(data)
     else:
         replace_file(path, data)
 

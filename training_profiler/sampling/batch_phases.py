@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from training_profiler.base.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
+from training_profiler.base.framework_frames import ANY, FrameTable, LibraryFrame, rows_of
 from training_profiler.model.loader_workers import (
     COLLATE,
     DECODE,
@@ -89,7 +89,7 @@ class PhaseReader:
         if self.called_name(*fetch) == "collate_fn":
             return COLLATE
         for code, instruction in frames:
-            phase = _rows_of(code.co_filename, _TABLE).phase_of(code.co_qualname)
+            phase = rows_of(code.co_filename, _TABLE).phase_of(code.co_qualname)
             phase = phase or _named(self.called_name(code, instruction)) or _named(code.co_name)
             if phase:
                 return phase
@@ -108,14 +108,9 @@ class PhaseReader:
         if called := _LOCK_CALLS.get(self.called_name(code, instruction)):
             return called
         for code, _ in frames[:LOCK_FRAMES]:
-            if phase := _rows_of(code.co_filename, _LOCK_TABLE).phase_of(code.co_qualname):
+            if phase := rows_of(code.co_filename, _LOCK_TABLE).phase_of(code.co_qualname):
                 return phase
         return ""
-
-
-@lru_cache(MOST_CODES)
-def _rows_of(filename: str, table: FrameTable) -> FileRows:
-    return FileRows(filename, has_hooks=False, table=table)
 
 
 @lru_cache(MOST_CODES)

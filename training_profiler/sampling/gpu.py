@@ -91,26 +91,25 @@ class Gpus:
         except nvml.NVMLError:
             self._has_nvml = bool(self._has_nvml)
 
-    def _of_nvml(self, index: int) -> Iterator[tuple[str, float]]:
+    def _ask(self, index: int, quantity: str, read: Callable[[Any, Any], Any]) -> Any:
+        """Return what NVML says of a device; None where that, or an older pynvml, does not support the quantity."""
         handle, nvml = self._handles.get(index), self._modules("pynvml")
-        for quantity, read in _READ.items() if handle is not None else ():
-            if (index, quantity) not in self._unsupported:
-                try:
-                    yield quantity, read(nvml, handle)
-                except (nvml.NVMLError, AttributeError):  # this device does not support it, or an older pynvml
-                    self._unsupported.add((index, quantity))
+        if handle is None or (index, quantity) in self._unsupported:
+            return None
+        try:
+            return read(nvml, handle)
+        except (nvml.NVMLError, AttributeError):
+            self._unsupported.add((index, quantity))
+            return None
+
+    def _of_nvml(self, index: int) -> Iterator[tuple[str, float]]:
+        for quantity, read in _READ.items():
+            if (value := self._ask(index, quantity, read)) is not None:
+                yield quantity, value
 
     def _of_processes(self, index: int) -> Iterator[tuple[str, float]]:
         """Yield how many processes use the device, and how much of its time others take, if any others are known."""
-        handle = self._handles.get(index)
-        if handle is None or (index, PROCESSES) in self._unsupported:
-            return
-        nvml = self._modules("pynvml")
-        try:
-            found = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        except (nvml.NVMLError, AttributeError):
-            self._unsupported.add((index, PROCESSES))
-            return
+        found: set[int] = self._ask(index, PROCESSES, _pids) or set()
         if not found:  # those of other namespaces are hidden
             return
         yield PROCESSES, float(len(found))
@@ -121,14 +120,18 @@ class Gpus:
         others = {pid for pid, is_own in owners.items() if not is_own}
         if not others:
             yield OTHERS, 0.0
-        elif (index, OTHERS) not in self._unsupported:
-            try:
-                if self._samples % SAMPLES_PER_READING == 1 or index not in self._others:
-                    _, since_us = self._others.get(index, (0.0, 0))
-                    self._others[index] = _busy_with(others, nvml, handle, since_us)
-                yield OTHERS, self._others[index][0]
-            except (nvml.NVMLError, AttributeError):
-                self._unsupported.add((index, OTHERS))
+            return
+        if self._samples % SAMPLES_PER_READING == 1 or index not in self._others:
+            _, since_us = self._others.pop(index, (0.0, 0))
+            busy = self._ask(index, OTHERS, lambda nvml, handle: _busy_with(others, nvml, handle, since_us))
+            if busy is None:
+                return
+            self._others[index] = busy
+        yield OTHERS, self._others[index][0]
+
+
+def _pids(nvml: Any, handle: Any) -> set[int]:
+    return {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
 
 
 def _is_own_process(pid: int) -> bool:

@@ -23,7 +23,7 @@ from training_profiler.safety.fault_guard import (
     unlimited,
 )
 from training_profiler.sampling.frames import StackOfThread, frame_of
-from training_profiler.sampling.lock_watch import LockWatch, lock_watch
+from training_profiler.sampling.lock_watch import LockWatch, has_gil, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.user_code import Instruction, Places, UserCode, places_of_this_process
 
@@ -158,11 +158,6 @@ class SwitchInterval:
             self._programs_s = float(interval)
             if abs(self._programs_s - self._before_s) < 1e-9:  # as it was, often after something else for a moment
                 self._set(HANDOVER_S)
-
-
-def has_gil() -> bool:
-    """Return whether one thread at a time runs Python."""
-    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 PART: Final = "line sampler"

@@ -20,7 +20,7 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import WORKERS, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.batch_phases import PINS
-from training_profiler.sampling.frames import frame_of
+from training_profiler.sampling.frames import frame_of, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 from training_profiler.sampling.repeated_samples import repeats_among
 
@@ -37,7 +37,7 @@ class Mailbox:
     write in it. A worker replaces its file; the training's process reads it and removes the folder at the end.
     """
 
-    def __init__(self, pid: int, parent: str | None = None) -> None:
+    def __init__(self, pid: int, parent: str | Path | None = None) -> None:
         self.folder = Path(parent or tempfile.gettempdir()) / f"{_PREFIX}-{_user()}-{pid}"
 
     def make(self) -> bool:
@@ -45,14 +45,19 @@ class Mailbox:
         try:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
-            _empty(self.folder)  # left over by a process of the same number
+            self._empty()  # left over by a process of the same number
         except OSError:
             return False
         return self.is_safe()
 
     def is_safe(self) -> bool:
         """Return whether the folder is there, and this user's alone."""
-        return _is_ours(self.folder)
+        try:
+            status = os.lstat(self.folder)
+        except OSError:
+            return False
+        is_private = status.st_uid == _user() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        return stat.S_ISDIR(status.st_mode) and is_private
 
     def write(self, worker: int, sums: WorkerSums) -> None:
         """Replace what this worker, by its process number, has handed over.
@@ -70,43 +75,28 @@ class Mailbox:
         except (OSError, ValueError):
             return None
 
+    def _empty(self) -> None:
+        with suppress(OSError):
+            for name in os.listdir(self.folder) if self.is_safe() else ():
+                if _FILE.fullmatch(name):
+                    (self.folder / name).unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove the folder and what workers wrote in it."""
-        _remove(self.folder)
+        self._empty()
+        with suppress(OSError):  # not ours, or it holds files of others
+            self.folder.rmdir()
 
     def remove_left_over(self) -> None:
         """Remove folders of this user's trainings that were killed."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             for folder in self.folder.parent.glob(f"{_PREFIX}-{_user()}-*"):
                 if time.time() - os.lstat(folder).st_mtime > LEFT_OVER_S:
-                    _remove(folder)
+                    Mailbox(int(folder.name.rpartition("-")[2]), folder.parent).remove()
 
 
 def _user() -> int | None:
     return os.geteuid() if hasattr(os, "geteuid") else None
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
-    is_private = status.st_uid == _user() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    return stat.S_ISDIR(status.st_mode) and is_private
-
-
-def _empty(folder: Path) -> None:
-    if _is_ours(folder):
-        with suppress(OSError):
-            for name in os.listdir(folder):
-                if _FILE.fullmatch(name):
-                    (folder / name).unlink(missing_ok=True)
-
-
-def _remove(folder: Path) -> None:
-    _empty(folder)
-    with suppress(OSError):  # not ours, or it holds files of others
-        folder.rmdir()
 
 
 PART: Final = "loader workers"
@@ -299,9 +289,8 @@ def is_pinned(iterator: Any) -> bool | None:
     frame = None if ident is None else frame_of(ident)
     if frame is None:
         return None
-    while frame is not None:
-        path, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+    for each in outwards(frame):
+        path, name = each.f_code.co_filename.replace("\\", "/"), each.f_code.co_name
         if path.endswith(_UNPACKS) or (path.endswith(_PIN_MEMORY) and name == PINS):
             return True
-        frame = frame.f_back
     return False

@@ -216,14 +216,18 @@ class LockWatch:
         self._needs_helpers = bool(busy)
 
 
+def has_gil() -> bool:
+    """Return whether one thread at a time runs Python."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def lock_watch(openmp_sleeps: bool = False) -> LockWatch | None:
     """Return the watch of this process; None where Python has no such lock, or a thread's CPU time is not known.
 
     Called on the training thread: OpenMP's number of threads is that of the thread that asks. They may sleep while they
     wait, instead of spinning first.
     """
-    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if sys.platform != "linux" or not has_lock or thread_cpu_ns(threading.get_native_id()) is None:
+    if sys.platform != "linux" or not has_gil() or thread_cpu_ns(threading.get_native_id()) is None:
         return None
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     sleeps = openmp_sleeps or count is None or count() > len(os.sched_getaffinity(0))

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,25 +21,39 @@ class RunQueueWait(NamedTuple):
     own_ns: int  # the wait of the training thread itself
 
 
-class RunQueue:
-    """Reads ``/proc/self/task/*/schedstat``: time on a CPU, time waiting for one, and switches; ns.
+class _ThreadFiles:
+    """Reads files of ``/proc/self/task`` below ``root``. Not thread-safe, except ``use_thread``."""
+
+    def __init__(self, root: Path) -> None:
+        self._tasks = root / "proc/self/task"
+        self._training = os.getpid()  # the id of the main thread, until the training thread is known
+
+    def use_thread(self, native_id: int) -> None:
+        """Read the figures of this thread from now on: the training thread."""
+        self._training = native_id
+
+    def _text(self, thread: int, name: str) -> str:
+        """Return a file of a thread; "" if the thread has ended, or the kernel has no such statistics."""
+        try:
+            return (self._tasks / str(thread) / name).read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ""
+
+
+class RunQueue(_ThreadFiles):
+    """Reads ``schedstat`` of threads: time on a CPU, time waiting for one, and switches; ns.
 
     An operation that torch splits among threads ends when the last of them ends, so a helper's wait holds the training
-    as well. Helpers are threads that Python did not start. Not thread-safe, except ``use_thread``.
+    as well. Helpers are threads that Python did not start.
     """
 
     def __init__(self, root: Path = Path("/"), python_threads: Callable[[], Iterable[int]] | None = None) -> None:
-        self._tasks = root / "proc/self/task"
+        super().__init__(root)
         self._python_threads = python_threads or _python_threads
-        self._training = os.getpid()  # the id of the main thread, until the training thread is known
         self._helpers: list[int] = []
         self._before: dict[int, tuple[int, int]] = {}  # thread -> time on a CPU, and waiting
         self._samples = 0
         self._search_at = 0
-
-    def use_thread(self, native_id: int) -> None:
-        """Read the wait of this thread from now on: the training thread."""
-        self._training = native_id
 
     def read(self) -> RunQueueWait | None:
         """Return the wait since the last call; None where it is unknown, as on the first call."""
@@ -78,11 +93,10 @@ class RunQueue:
             return set()
 
     def _figures(self, thread: int) -> tuple[int, int] | None:
-        try:
-            ran, waited, *_ = (self._tasks / str(thread) / "schedstat").read_text(encoding="ascii").split()
+        with suppress(ValueError):
+            ran, waited, *_ = self._text(thread, "schedstat").split()
             return int(ran), int(waited)
-        except (OSError, ValueError):  # the thread has ended, or the kernel has no such statistics
-            return None
+        return None
 
 
 def _python_threads() -> list[int]:
@@ -101,18 +115,13 @@ class Faults(NamedTuple):
     kernel_s: float  # its CPU time in the kernel, which has all of this and its system calls; in 1/100 s
 
 
-class PageFaults:
-    """Reads ``/proc/self/task/TID/stat`` below ``root``. Not thread-safe, except ``use_thread``."""
+class PageFaults(_ThreadFiles):
+    """Reads ``stat`` of the training thread."""
 
     def __init__(self, root: Path = Path("/"), ticks_per_s: int | None = None) -> None:
-        self._tasks = root / "proc/self/task"
+        super().__init__(root)
         self._ticks_per_s = ticks_per_s or (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
-        self._training = os.getpid()  # the id of the main thread, until the training thread is known
         self._before: tuple[int, list[int]] | None = None  # thread, and its counters
-
-    def use_thread(self, native_id: int) -> None:
-        """Read the faults of this thread from now on: the training thread."""
-        self._training = native_id
 
     def read(self) -> Faults | None:
         """Return what happened since the last call; None where it is unknown, as on the first call."""
@@ -125,9 +134,7 @@ class PageFaults:
         return Faults(minor, major, ticks / self._ticks_per_s)
 
     def _counters(self, thread: int) -> list[int] | None:
-        try:
-            text = (self._tasks / str(thread) / "stat").read_text(encoding="ascii", errors="replace")
-            fields = text[text.rindex(")") + 1 :].split()
+        fields = self._text(thread, "stat").rpartition(")")[2].split()
+        with suppress(ValueError, IndexError):
             return [int(fields[at]) for at in (_MINOR, _MAJOR, _KERNEL_TICKS)]
-        except (OSError, ValueError, IndexError):  # the thread has ended, or this is another system
-            return None
+        return None

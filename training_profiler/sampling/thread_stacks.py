@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
@@ -18,7 +19,7 @@ from training_profiler.base.text import printable
 from training_profiler.model.ranks import StackFrame
 from training_profiler.safety.fault_guard import OWN_THREADS
 from training_profiler.safety.files import Descriptor, identity, raised
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import current_frames, is_own_file, outwards
 from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
 
 NAME: Final = "training_profiler stacks"
@@ -156,7 +157,6 @@ def parse_dump(dump: str) -> list[list[tuple[str, int, str]]]:
 
 
 MOST_FRAMES: Final = 200  # of a stack, the innermost ones
-_OWN_FILES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def read_stacks(places: Places | None = None) -> dict[int, tuple[str, tuple[StackFrame, ...]]]:
@@ -173,17 +173,8 @@ def read_stacks(places: Places | None = None) -> dict[int, tuple[str, tuple[Stac
 
 def _instructions(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """Return code and instruction of each frame; a frame itself would keep the tensors of a step alive."""
-    stack: list[tuple[CodeType, int]] = []
-    while frame is not None and len(stack) < MOST_FRAMES:
-        if not is_own_file(frame.f_code.co_filename):
-            stack.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return stack[::-1]
-
-
-def is_own_file(filename: str) -> bool:
-    """Return whether a file is the profiler's."""
-    return filename.startswith(_OWN_FILES)
+    others = (each for each in outwards(frame) if not is_own_file(each.f_code.co_filename))
+    return [(each.f_code, each.f_lasti) for each in islice(others, MOST_FRAMES)][::-1]
 
 
 class FrameNames:

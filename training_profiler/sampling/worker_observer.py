@@ -28,19 +28,18 @@ from training_profiler.model.location import Location
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard, StopLock, closed_lock, handed_over_ns
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import Frame, current_frames, is_own_file, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
 from training_profiler.sampling.loader_workers import Mailbox
 from training_profiler.sampling.repeated_samples import PassPrints
 from training_profiler.sampling.run_queue import RunQueue
-from training_profiler.sampling.stacks import Frame, StackReader
+from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
 
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _QUEUES: Final = ("/multiprocessing/queues.py", "/multiprocess/queues.py")
 _PICKLING: Final = ("/multiprocessing/reduction.py", "/multiprocess/reduction.py")
 _FEEDS: Final = "_feed"  # of a queue's thread, which pickles what was put
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 MOST_FRAMES: Final = 1000
 
 
@@ -70,12 +69,11 @@ class WorkerStackReader:
     def _in_loop(self, frame: Frame | None) -> list[Frame] | None:
         """Return the frames inside of the loop, the innermost first."""
         stack: list[Frame] = []
-        while frame is not None and len(stack) < MOST_FRAMES:
-            if frame.f_code is self._loop:
+        for each in outwards(frame, MOST_FRAMES):
+            if each.f_code is self._loop:
                 return stack
-            if not frame.f_code.co_filename.startswith(_PACKAGE):
-                stack.append(frame)
-            frame = frame.f_back
+            if not is_own_file(each.f_code.co_filename):
+                stack.append(each)
         return None
 
     def _main(self, stack: list[Frame]) -> Seen:
@@ -115,14 +113,11 @@ def _path(frame: Frame) -> str:
 def _is_pickling(frame: Frame | None) -> bool:
     """Return whether a thread of a queue pickles; waiting is not work."""
     is_pickling = False
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            return False
-        path = _path(frame)
+    for each in outwards(frame, MOST_FRAMES):
+        path = _path(each)
         is_pickling |= path.endswith(_PICKLING)
-        if frame.f_code.co_name == _FEEDS and path.endswith(_QUEUES):
+        if each.f_code.co_name == _FEEDS and path.endswith(_QUEUES):
             return is_pickling
-        frame = frame.f_back
     return False
 
 

@@ -39,13 +39,9 @@ class Pair(NamedTuple):
 def find_marks(text: bytes) -> dict[int, Marked]:
     """Return the marks in a piece of a trace, by the recorder's time in their names."""
     found = {}
-    at = text.find(CLOCK_MARK.encode())
-    while at >= 0:
-        event = _EVENT.search(text, max(0, at - 200), at + 500)
-        if event is not None and event.start() < at < event.end():
-            begin_ns = _ns(event[4])
-            found[int(event[1])] = Marked(event[2], event[3], begin_ns, begin_ns + _ns(event[5]))
-        at = text.find(CLOCK_MARK.encode(), at + 1)
+    for event in _EVENT.finditer(text) if CLOCK_MARK.encode() in text else ():
+        begin_ns = _ns(event[4])
+        found[int(event[1])] = Marked(event[2], event[3], begin_ns, begin_ns + _ns(event[5]))
     return found
 
 
@@ -61,17 +57,13 @@ def meet(marks: Iterable[tuple[int, int]], found: dict[int, Marked]) -> Pair | N
         marks: the recorder's times right before and right after each mark.
         found: the marks in the trace, by the first of these times.
     """
-    lower = upper = None
-    at_ns = 0
-    for before_ns, after_ns in marks:
-        mark = found.get(before_ns)
-        if mark is None:
-            continue
-        least, most = mark.end_ns - after_ns, mark.begin_ns - before_ns
-        lower = least if lower is None else max(lower, least)
-        upper = most if upper is None else min(upper, most)
-        at_ns = after_ns
-    return None if lower is None or upper is None else Pair(at_ns, at_ns + (lower + upper) // 2)
+    met = [(before_ns, after_ns, found[before_ns]) for before_ns, after_ns in marks if before_ns in found]
+    if not met:
+        return None
+    least_ns = max(mark.end_ns - after_ns for _, after_ns, mark in met)
+    most_ns = min(mark.begin_ns - before_ns for before_ns, _, mark in met)
+    at_ns = met[-1][1]
+    return Pair(at_ns, at_ns + (least_ns + most_ns) // 2)
 
 
 def on_trace_clock(pairs: Sequence[Pair], own_ns: int) -> int:

@@ -105,7 +105,8 @@ class TraceWriter:
 
     def _write(self, ask: Callable[[], OutputLocation]) -> None:
         while (place := ask()).run_folder is None:
-            self._wait(None)
+            time.sleep(POLL_S)
+            self._check_not_called_off()
         folder = Path(str(place.run_folder)) / FOLDER
         make_inner_folder(folder)
         draft = folder / f"raw-{os.urandom(8).hex()}"  # of this user alone, because torch follows links
@@ -126,20 +127,17 @@ class TraceWriter:
         self.held_s = time.perf_counter() - begin_s
         window.release_profile()
         check_whole(raw)
-        self._wait(spans.is_complete)
+        while not spans.is_complete.wait(POLL_S):
+            self._check_not_called_off()
         begin_s = time.perf_counter()
         added: list[WrittenSpan | SampledLine] = [*window.steps_as_spans(), *spans.spans(), *spans.lines()]
         most_bytes = self.plan.megabytes * 1e6
         self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
         self.export_s = self.held_s + time.perf_counter() - begin_s
 
-    def _wait(self, event: threading.Event | None) -> None:
-        """Wait for ``event``, or for a moment without one."""
-        if event is None:
-            time.sleep(POLL_S)
-        while self._is_called_off or (event is not None and not event.wait(POLL_S)):
-            if self._is_called_off:
-                raise CaptureError(CALLED_OFF)
+    def _check_not_called_off(self) -> None:
+        if self._is_called_off:
+            raise CaptureError(CALLED_OFF)
 
     def line(self, cleared_s: float | None = None) -> str:
         """Return the message on a window that was written or failed; ``gc.collect()`` took ``cleared_s`` afterwards."""

@@ -26,15 +26,11 @@ def test_no_accelerator_without_torch(monkeypatch):
     assert find_accelerator() is None
 
 
-def test_uninitialised_accelerator_is_left_alone(device):
-    device.is_initialized = False
-    assert find_accelerator() is None
-    assert device.calls == []
-
-
-def test_accelerator_in_use_is_found_without_a_driver_call(device):
+def test_accelerator_in_use_is_found_without_a_driver_call_and_an_uninitialised_one_is_left_alone(device):
     found = find_accelerator()
     assert (found.kind, found.name) == ("cuda", "NVIDIA Fake")
+    device.is_initialized = False
+    assert find_accelerator() is None
     assert device.calls == []
 
 
@@ -46,14 +42,10 @@ def test_torch_without_accelerator_module_uses_events_of_the_backend(device, mon
     assert device.calls == ["make event", "record", "synchronize"]
 
 
-def test_driver_is_not_asked_for_the_index_of_a_single_device(device):
-    device.index = 5
-    assert find_accelerator().current_index() == 0
-
-
-def test_current_one_of_several_devices_counts(device):
-    device.count, device.index = 8, 5
-    assert find_accelerator().current_index() == 5
+@pytest.mark.parametrize(("count", "index"), [(1, 0), (8, 5)])
+def test_current_one_of_several_devices_counts_and_for_a_single_one_the_driver_is_not_asked(device, count, index):
+    device.count, device.index = count, 5
+    assert find_accelerator().current_index() == index
 
 
 def test_backend_outside_torch_is_found_by_its_registered_name(device, monkeypatch):
@@ -125,18 +117,11 @@ def test_new_row_is_enough_for_memory(new_backend, device):
     ]
 
 
-def test_new_row_is_enough_for_capture(new_backend):
+def test_new_row_is_enough_for_capture_and_without_its_activity_the_host_is_captured(new_backend, monkeypatch):
     assert Window(new_backend, FakeClock(), 5, 8)._activities() == ["CPU", "ZPU"]
-
-
-def test_backend_without_profiler_activity_is_captured_on_the_host(new_backend, monkeypatch):
     monkeypatch.setattr(backends, "BACKENDS", (Backend("zpu"),))
     assert Window(new_backend, FakeClock(), 5, 8)._activities() == ["CPU"]
-
-
-def test_backend_without_memory_figures_has_no_reading(new_backend, monkeypatch):
-    monkeypatch.setattr(backends, "BACKENDS", (Backend("zpu"),))
-    assert Gpus({"torch": new_backend}.get).read() == []
+    assert Gpus({"torch": new_backend}.get).read() == []  # nor has it memory figures
 
 
 def test_gaudi_is_read_by_its_own_memory_figures(device):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data._utils.pin_memory import _pin_memory_loop
 
-from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerMemory, WorkerSums, added
+from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerSums, added
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.loader_workers import (
@@ -204,11 +204,7 @@ def test_unpacking_a_batch_is_work_of_the_pin_memory_thread() -> None:
     assert is_pinned(SimpleNamespace(_pin_memory_thread=thread)) is True
     may_end.set()
     thread.join(10)
-
-
-def test_without_such_a_thread_nothing_is_known_of_pinning() -> None:
-    assert is_pinned(Iterator()) is None
-    assert is_pinned(None) is None
+    assert is_pinned(Iterator()) is is_pinned(None) is None  # without such a thread nothing is known
 
 
 def test_waiting_is_sampled_for_the_loader_that_is_waited_for(mailbox: Mailbox) -> None:
@@ -236,26 +232,10 @@ def test_lines_beyond_the_limit_count_for_their_phase() -> None:
     assert both.samples == MOST_LINES + 17
 
 
-SUMS = WorkerSums(
-    workers=1,
-    batches=7,
-    wall_ns=900,
-    fetch_ns=800,
-    slowest_ns=300,
-    cpu_ns=700,
-    queued_ns=20,
-    sampling_ns=1,
-    idle_samples=2,
-    lines=(WorkerLine("transform", "data.py", 31, "Blur.__call__", "", 12),),
-    memory=(WorkerMemory(1, 2, 3),),
-)
-
-
 @pytest.fixture
-def box(tmp_path: Path) -> Mailbox:
-    box = Mailbox(41, str(tmp_path))
-    assert box.make()
-    return box
+def box(mailbox: Mailbox) -> Mailbox:
+    assert mailbox.make()
+    return mailbox
 
 
 def test_only_its_owner_can_use_the_folder(box: Mailbox) -> None:
@@ -264,14 +244,13 @@ def test_only_its_owner_can_use_the_folder(box: Mailbox) -> None:
     assert not box.is_safe()
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_folder_is_refused(mailbox: Mailbox, tmp_path: Path) -> None:
     target = tmp_path / "of_others"
     target.mkdir(mode=0o700)
     (target / "7.json").write_text("mine")
-    box = Mailbox(41, str(tmp_path))
-    box.folder.symlink_to(target)
-    assert not box.make()
-    box.remove()
+    mailbox.folder.symlink_to(target)
+    assert not mailbox.make()
+    mailbox.remove()
     assert (target / "7.json").read_text() == "mine"
 
 
@@ -300,14 +279,14 @@ def test_pipes_links_and_huge_files_are_not_read(box: Mailbox) -> None:
 
 
 def test_texts_are_fit_for_a_terminal(box: Mailbox) -> None:
-    box.write(7, SUMS._replace(lines=(WorkerLine("?", "a\x1b[2J.py", 1, "f", "", 1),)))
-    sums = box.read(7)
-    assert sums is not None
-    assert (sums.lines[0].phase, "\x1b" in sums.lines[0].file) == ("fetch", False)
+    box.write(7, sums(7, WorkerLine("?", "a\x1b[2J.py", 1, "f", "", 1)))
+    read = box.read(7)
+    assert read is not None
+    assert (read.lines[0].phase, "\x1b" in read.lines[0].file) == ("fetch", False)
 
 
 def test_files_of_an_earlier_process_of_that_number_are_gone(box: Mailbox, tmp_path: Path) -> None:
-    box.write(7, SUMS)
+    box.write(7, sums(7))
     again = Mailbox(41, str(tmp_path))
     assert again.make()
     assert again.read(7) is None

@@ -33,7 +33,7 @@ def test_batches_are_timed_on_their_own_thread() -> None:
     clock.advance(1.0)
     for ns in (3_000, 7_000, 2_000):
         times.timed(fetch)(ns)
-    assert seen == [(0, 3_000), (1, 10_000), (2, 12_000)]  # the one under way is no batch yet
+    assert seen == [(0, 3_000), (1, 10_000), (2, 12_000)]  # the one under way is not yet a batch
     assert (times.batches, times.fetch_ns, times.slowest_ns) == (3, 12_000, 7_000)
     assert times.so_far_ns(clock()) == 12_000
 

@@ -45,14 +45,6 @@ def test_device_time_is_added_once_the_device_has_reached_the_span(run):
     assert run.time.stats() == stats(1)
 
 
-@pytest.mark.parametrize(("queued_s", "waits_s"), [(3.0, 0.0), (0.5, 1.5)])
-def test_of_a_fetch_the_device_waits_for_what_its_work_does_not_cover(run, queued_s, waits_s):
-    run.device.queue(queued_s)
-    run.spend("data_loading", 2.0)
-    run.clock.advance(10)
-    assert run.device_s() == {"data_loading": (1, waits_s)}
-
-
 def test_sections_nest(run):
     with run.section("forward_pass"):
         run.clock.advance(0.5)

@@ -62,20 +62,6 @@ def test_the_spans_of_a_step_are_stamped_also_if_pending_events_existed_before(m
     assert training.device_s() == first | {name: (count, round(count * each, 6)) for name, each in spans.items()}
 
 
-def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training, model, optimizer):
-    for batch in FakeLoader(training, 2, seconds=0.5):
-        model(batch)
-        training.backward(0.1)
-        training.spend(5.0)
-        training.update(optimizer, 0.1)
-        code = training.detector.update.clearing_begins()
-        training.spend(0.1)
-        training.device.queue(1.0)
-        training.detector.update.clearing_ends(code)
-        training.spend(10.0)
-    assert training.device_s()["optimizer_step"] == (2, 2.4)
-
-
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_replays_of_a_graph_have_the_time_of_what_was_captured(training, optimizers):
     updated, detector = [FakeOptimizer() for _ in range(optimizers)], training.detector
@@ -108,12 +94,3 @@ def test_an_evaluation_that_shows_late_keeps_its_times(training, model, optimize
     assert found["validation_epoch/data_loading"] == (2, 0.5)
     assert found["validation_epoch/forward_pass"] == (2, 4.2)
     assert found["forward_pass"] == (3, 6.3)
-
-
-def test_inferred_sections_inside_a_manual_section_are_not_counted(training, model, optimizer):
-    with training.run.section("forward_pass"):
-        model(0)
-    step(training, optimizer)
-    found = training.device_s()
-    assert found["forward_pass"] == (1, 2.1)
-    assert training.run.time.stats().spans == sum(count for count, _ in found.values())

@@ -66,9 +66,6 @@ def test_the_bandwidth_is_that_of_the_variant(device, tb_s):
     assert peak_memory_of(device) == tb_s
 
 
-def test_an_unknown_dtype_has_no_peak():
+def test_an_unknown_dtype_has_no_peak_and_every_peak_a_source():
     assert peak_of("Tesla T4", "bfloat16") is None
-
-
-def test_every_peak_has_its_source():
     assert all(peak.source for peak in PEAKS)

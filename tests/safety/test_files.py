@@ -18,7 +18,6 @@ from training_profiler.safety.files import (
     is_folder,
     lines_of,
     may_follow,
-    open_file,
     read_file,
     replace_file,
     write_output,
@@ -86,13 +85,6 @@ def test_a_link_to_a_folder_is_not_a_folder(tmp_path: Path) -> None:
     assert not is_folder("a\0b")
 
 
-def test_lines_that_are_too_long_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"one\n" + b"x" * 3_000_000 + b"\n\n1234\ntorn")
-    with open_file(path) as file:
-        assert list(lines_of(file, 4)) == [b"one", None, b"1234", b"torn"]
-
-
 class CountedReads(io.BytesIO):
     """Counts the calls that read it; lines are cut from what ``read`` returns."""
 
@@ -145,12 +137,6 @@ def test_replacing_a_file_follows_no_link_and_keeps_the_users_umask(tmp_path: Pa
     assert (tmp_path / "f").read_bytes() == b"new"
     assert (tmp_path / "f").lstat().st_mode & 0o7777 == 0o640
     assert sorted(os.listdir(tmp_path)) == ["f", "target"]
-
-
-def test_a_pipe_in_place_of_the_draft_is_replaced(tmp_path: Path) -> None:
-    fifo(tmp_path / "f.part")
-    replace_file(tmp_path / "f", b"new")
-    assert read_file(tmp_path / "f", 10) == b"new"
 
 
 def test_an_output_that_the_user_named_may_be_a_pipe_or_a_device(tmp_path: Path) -> None:

@@ -42,12 +42,6 @@ def test_checks_of_a_distribution_are_not_what_the_line_calls(function) -> None:
     assert read(TRAIN, checks, ("/project/own.py", "Mixture.support")).called != CHECKS
 
 
-def test_a_library_is_known_by_its_first_and_last_frame() -> None:
-    rows = ("lib/fit.py", "Fit.run"), ("lib/loop.py", "loop"), ("lib/text.py", "write")
-    location = read(TRAIN, *((f"{SITE}/{file}", name) for file, name in rows))
-    assert location.inside == "lib/fit.py:2 Fit.run > lib/text.py:2 write"
-
-
 @pytest.mark.parametrize(
     ("file", "function", "phase"),
     [
@@ -225,7 +219,9 @@ PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pr
 
 def test_a_library_makes_batches_where_no_line_of_the_users_does() -> None:
     begin = (LOADER, "_SingleProcessDataLoaderIter._next_data"), (f"{TORCH}/utils/data/_utils/fetch.py", "fetch")
-    library = tuple((f"{SITE}/datasets/{file}.py", name) for file, name in (("arrow", "Set.get"), ("table", "gather")))
+    library = tuple(
+        (f"{SITE}/datasets/{file}.py", name) for file, name in (("arrow", "Set.get"), ("x", "x"), ("table", "gather"))
+    )
     assert read(TRAIN, *begin, *library).loaded_by == "datasets/arrow.py:2 Set.get > datasets/table.py:2 gather"
     assert read(TRAIN, *begin).loaded_by == ""
     own = read(TRAIN, *begin, ("/project/data.py", "Own.__getitem__"), *library)

@@ -2,6 +2,8 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import Container, HostReading
 from training_profiler.sampling.machine_sampler import MachineReader, MachineSampler
-from training_profiler.sampling.run_queue import Faults, PageFaults
+from training_profiler.sampling.run_queue import Faults
 
 NAME = "training_profiler machine"
 
@@ -129,17 +131,10 @@ def test_a_profiler_of_torch_is_noticed(reader):
     assert reader.sample().values["recorded"] == 0.0
 
 
-class FakeFaults(PageFaults):
-    def __init__(self, *readings: Faults | None) -> None:
-        self._readings = iter(readings)
-
-    def read(self) -> Faults | None:
-        return next(self._readings)
-
-
 def test_page_faults_are_rates_and_priced_once_where_they_are_many(clock, host):
     costs = iter([5e-6])
-    faults = FakeFaults(None, Faults(1_000, 4, 0.5), Faults(4_000, 0, 1.0), Faults(9_000, 0, 1.0))
+    readings = iter((None, Faults(1_000, 4, 0.5), Faults(4_000, 0, 1.0), Faults(9_000, 0, 1.0)))
+    faults: Any = SimpleNamespace(read=lambda: next(readings))
     reader = MachineReader(
         clock, host, FakeGpus(), Container(None, None, None, None), faults=faults, page_cost_s=lambda: next(costs)
     )

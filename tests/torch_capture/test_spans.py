@@ -10,20 +10,14 @@ def add(spans: CapturedSpans, *rows: tuple[int, int, int], until_ns: int) -> Non
     spans.add(columns[:, 0], columns[:, 1], columns[:, 2], until_ns)
 
 
-def test_spans_are_cut_at_the_ends_of_the_window():
+def test_spans_are_cut_at_the_ends_of_the_window_and_complete_once_all_have_arrived():
     spans = CapturedSpans({1: "a", 2: "b"}, begin_ns=100)
-    add(spans, (1, 10, 90), (1, 90, 110), (2, 120, 130), (2, 190, 230), (1, 220, 230), until_ns=240)
-    spans.ends(200)
-    assert spans.spans() == [WrittenSpan("a", 100, 110), WrittenSpan("b", 120, 130), WrittenSpan("b", 190, 200)]
-
-
-def test_spans_are_complete_once_all_up_to_the_end_arrived():
-    spans = CapturedSpans({}, begin_ns=100)
-    add(spans, until_ns=150)
+    add(spans, (1, 10, 90), (1, 90, 110), (2, 120, 130), until_ns=150)
     spans.ends(200)
     assert not spans.is_complete.is_set()
-    add(spans, until_ns=200)
+    add(spans, (2, 190, 230), (1, 220, 230), until_ns=200)
     assert spans.is_complete.is_set()
+    assert spans.spans() == [WrittenSpan("a", 100, 110), WrittenSpan("b", 120, 130), WrittenSpan("b", 190, 200)]
 
 
 def test_more_spans_than_a_trace_should_have_are_counted(monkeypatch):

@@ -134,6 +134,11 @@ class DeviceClock:
             self.off_ns[-1:] = [(from_ns, now_ns) for from_ns, _ in self.off_ns[-1:]]
         self.is_on = is_on
 
+    def raise_error(self) -> None:
+        """Raise the error of the driver, if there was one."""
+        if self.error is not None:
+            raise self.error
+
     def close(self) -> None:
         """Free all events that no span holds."""
         self.is_on = False

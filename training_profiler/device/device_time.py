@@ -119,8 +119,8 @@ class SpanPairing:
         begin, end = stamps
         if self.is_sync and begin is None and end is None:
             self._done.append((id, end_ns - begin_ns))
-        elif (begin and begin.why_not) or (end and end.why_not):
-            self._leave_out((begin and begin.why_not) or (end and end.why_not) or "")
+        elif why_not := (begin and begin.why_not) or (end and end.why_not):
+            self._leave_out(why_not)
         elif begin is None or end is None:
             self._leave_out(why_none)
         elif begin.device != end.device:
@@ -268,15 +268,11 @@ class DeviceTime:
                 self._next_try_ns = now_ns + max(TRIES_NS, (now_ns - self._begin_ns) // 100)
                 self._guarded(self._begin)
         elif self._clock.error is not None:
-            self._guarded(self._raise_error)
+            self._guarded(self._clock.raise_error)
         elif self._timing != "sync":
             recorded = 0 if self._pairing is None else self._pairing.recorded
             cost_ns = (recorded + len(self._clock.stamps)) * (self._stamp_ns + ON_DEVICE_NS) + self._resolve_ns
             self._clock.switch(cost_ns <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
-
-    def _raise_error(self) -> None:
-        if self._clock is not None and self._clock.error is not None:
-            raise self._clock.error
 
     def _begin(self) -> None:
         accelerator = backends.find_accelerator()
@@ -309,8 +305,7 @@ class DeviceTime:
             for _, stamp in clock.stamps:
                 clock.give_back(stamp)
             clock.stamps.clear()
-        if clock.error is not None:
-            raise clock.error
+        clock.raise_error()
 
     def _add(self, *spans: object) -> None:
         pairs = self._pairing

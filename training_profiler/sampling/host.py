@@ -42,25 +42,18 @@ def find_container(root: Path = Path("/")) -> Container:
     The smallest limit of the group and its parents applies. Without a limit, a file ``memory.current`` in the root
     group means that the process runs in a container: the root group of a host does not have it.
     """
-    memory = _groups(root, "memory")
-    cpu = _groups(root, "cpu")
+    memory, cpu = _groups(root, "memory"), _groups(root, "cpu")
     cpu_use = _groups(root, "cpuacct") or cpu
-    names = ("memory.max", "memory.limit_in_bytes")
-    known = ((_number(group, *names), group) for group in memory)
+    known = ((_number(group, "memory.max", "memory.limit_in_bytes"), group) for group in memory)
     limits = [(limit, group) for limit, group in known if limit is not None and limit < NO_LIMIT]
     quotas = [(quota, group) for group in cpu if (quota := _cpu_quota(group)) is not None]
     limit, memory_group = min(limits, default=(None, None), key=lambda entry: entry[0])
     quota, cpu_group = min(quotas, default=(None, None), key=lambda entry: entry[0])
-    inside = memory[-1] if memory and (memory[-1] / "memory.current").exists() else None
-    return Container(
-        memory_group or inside,
-        limit,
-        _same(cpu_group, cpu, cpu_use) or _same(memory_group or inside, memory, cpu_use),
-        quota,
-        cpu_group,
-        _pressure(root, memory_group or inside, "memory"),
-        _pressure(root, memory_group or inside, "io"),
-    )
+    if memory_group is None and memory and (memory[-1] / "memory.current").exists():
+        memory_group = memory[-1]
+    pressures = (_pressure(root, memory_group, resource) for resource in ("memory", "io"))
+    cpu_folder = _same(cpu_group, cpu, cpu_use) or _same(memory_group, memory, cpu_use)
+    return Container(memory_group, limit, cpu_folder, quota, cpu_group, *pressures)
 
 
 def _pressure(root: Path, group: Path | None, resource: str) -> Path | None:
@@ -95,21 +88,19 @@ def read_usage(container: Container) -> Usage:
 def _groups(root: Path, controller: str) -> list[Path]:
     """Return the folders of this process's group and those around it, the innermost first."""
     mounts = root / "sys/fs/cgroup"
+    unified: list[Path] = []
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
+        number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(","):
-            named = [mounts / controllers, mounts / controller]
-            return list(_existing(next((mount for mount in named if mount.is_dir()), None), path))
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        if line.startswith("0::") and (mounts / "cgroup.controllers").exists():
-            return list(_existing(mounts, line.removeprefix("0::")))
-    return []
+            mount = next((mounts / name for name in (controllers, controller) if (mounts / name).is_dir()), None)
+            return [] if mount is None else list(_existing(mount, path))
+        if number == "0" and not controllers and (mounts / "cgroup.controllers").exists():
+            unified = list(_existing(mounts, path))
+    return unified
 
 
-def _existing(mount: Path | None, path: str) -> Iterator[Path]:
-    if mount is None:
-        return
+def _existing(mount: Path, path: str) -> Iterator[Path]:
     inner = PurePosixPath(path)
     for group in (inner, *inner.parents):
         # Inside a container the path can be that of the host, which does not exist here.

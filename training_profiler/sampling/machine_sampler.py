@@ -200,11 +200,10 @@ class MachineReader:
 
     def sample(self) -> MachineSample:
         """Return a sample of this moment."""
-        sample = MachineSample(self._clock(), {})
-        if self._cores is not None:
-            sample.facts["cores"] = self._cores
-        if self._host_cores is not None:
-            sample.facts["host_cores"] = self._host_cores
+        cores = {"cores": self._cores, "host_cores": self._host_cores}
+        sample = MachineSample(
+            self._clock(), {}, facts={name: each for name, each in cores.items() if each is not None}
+        )
         reading = self._host.read()
         if (local_ranks := max(self._local_ranks, 1 + reading.siblings)) > 1:
             sample.facts["local_ranks"] = local_ranks
@@ -218,10 +217,8 @@ class MachineReader:
         if profilers is not None:
             sample.values["recorded"] = float(bool(getattr(profilers, "_is_profiler_enabled", False)))
         for gpu in self.gpus.read():
-            of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
-            sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in of_moment.items()})
-            if ENERGY in gpu.values:
-                self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values[ENERGY])
+            self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values.pop(ENERGY, None))
+            sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in gpu.values.items()})
             sample.facts[f"gpu{gpu.device}.name"] = gpu.name
             if gpu.total_bytes is not None:
                 sample.facts[f"gpu{gpu.device}.total_bytes"] = gpu.total_bytes
@@ -230,12 +227,13 @@ class MachineReader:
     def _add_host(self, sample: MachineSample, reading: HostReading) -> None:
         self._rate(sample, "cpu_process", reading.tree_cpu_s)
         busy_s, all_s = reading.host_cpu_s  # CPU seconds, summed over all CPUs of the host
-        self._rate(sample, "cpu_host", busy_s, all_s, (self._host_cores or 1) * LEAST_S)
+        least_s = (self._host_cores or 1) * LEAST_S
+        self._rate(sample, "cpu_host", busy_s, all_s, least_s)
         allowed = self._host.allowed()
         if reading.allowed_cpu_s is not None and allowed is not None:
             sample.facts["allowed_cores"] = allowed
             self._rate(sample, "cpu_allowed", *reading.allowed_cpu_s, allowed * LEAST_S)
-        self._rate(sample, "cpu_steal", reading.stolen_s, all_s, (self._host_cores or 1) * LEAST_S)
+        self._rate(sample, "cpu_steal", reading.stolen_s, all_s, least_s)
         sample.values["ram_own_bytes"] = float(reading.own_bytes)
         sample.values["ram_process_bytes"] = float(reading.tree_bytes)
         sample.values["ram_host_bytes"] = float(reading.host_total_bytes - reading.host_available_bytes)

@@ -15,8 +15,8 @@ from training_profiler.aggregation.loaders import (
     worker_stats,
 )
 from training_profiler.model.lines import WorkerLineStats
-from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
+from training_profiler.model.loader_workers import TRAIN, VAL, WorkerLine, WorkerMemory, WorkerSums
+from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import TIME_ONLY
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.section_totals import SectionSeries, SectionSums
+from training_profiler.aggregation.section_totals import SectionSums
+from training_profiler.aggregation.step_totals import StepBlocks
 from training_profiler.model.interval import MOST_BLOCKS, IntervalRecord
 from training_profiler.statistics.histogram import BIN_COUNT
 from training_profiler.storage.journal import interval_of
@@ -13,7 +14,9 @@ from training_profiler.storage.journal import interval_of
 def added(sums, ids, durations_ns, steps=None, is_measured=None):
     array = np.array(ids, np.int64)
     steps = np.array(steps if steps is not None else [0] * len(ids), np.int64)
-    sums.add_spans(array, np.array(durations_ns, np.int64), np.zeros_like(array), steps, is_measured)
+    every = np.ones(len(ids), np.bool_)
+    is_measured = every if is_measured is None else is_measured
+    sums.add_spans(array, np.array(durations_ns, np.int64), np.zeros_like(array), steps, is_measured, every)
     return sums
 
 
@@ -58,7 +61,7 @@ def test_sums_of_different_sizes_add_up(rows, later_rows):
 
 
 def series_of(*batches):
-    series = SectionSeries()
+    series = StepBlocks()
     for batch in batches:
         series.add(np.array(batch, np.int64))
     return series
@@ -72,7 +75,7 @@ def test_few_steps_are_kept_one_by_one():
 
 def test_blocks_double_and_no_time_is_lost():
     steps = np.arange(2 * (MOST_BLOCKS * 5 + 3)).reshape(-1, 2)
-    series = SectionSeries()
+    series = StepBlocks()
     for begin in range(0, len(steps), 7):
         series.add(steps[begin : begin + 7])
     assert series.steps == len(steps)

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_LOADERS, KnownLoaders
-from training_profiler.recording.data_loader import TRAIN, VAL, FetchTimer, LoaderCounts, LoaderRegistry, profiled
+from training_profiler.model.loader_workers import TRAIN, VAL
+from training_profiler.recording.data_loader import FetchTimer, LoaderCounts, LoaderRegistry, profiled
 
 SEVEN = TensorDataset(torch.zeros(7, 2))
 

@@ -4,7 +4,8 @@ import pytest
 
 from training_profiler.base.units import NS_PER_MS
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, PassPhase
-from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, MadeBatches
+from training_profiler.model.loader_workers import MadeBatches
+from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
 
 
 class Iterator:

@@ -3,14 +3,11 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from tests.support.recording import FakeRun
+from training_profiler.model.loader_workers import NONE_MADE, TRAIN, VAL, MadeBatches
 from training_profiler.recording import data_loader
 from training_profiler.recording.data_loader import (
-    NONE_MADE,
-    TRAIN,
-    VAL,
     LoaderCounts,
     LoaderRegistry,
-    MadeBatches,
     batch_size,
     behind_subsets,
     loader_arguments,

@@ -237,7 +237,7 @@ class Accumulator:
         self.step_spans.add_spans(thread_id, block.spans)
         if len(block.spans.ids):
             spans, numbers, warmup = block.spans, cuts.steps[block.spans.pieces] + 1, self.warmup_steps
-            is_measured = (numbers == 0) | (numbers > warmup) if warmup else None
+            is_measured = (numbers == 0) | (numbers > (warmup or 0))
             self.totals.sections.add_spans(
                 spans.ids, spans.durations_ns, spans.parents, numbers, is_measured, spans.is_counted
             )

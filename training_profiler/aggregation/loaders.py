@@ -17,9 +17,9 @@ from training_profiler.base.sections import (
     SectionNames,
 )
 from training_profiler.base.units import NS_PER_S
-from training_profiler.model.loader_workers import IDLE, PHASES, WorkerSums
+from training_profiler.model.loader_workers import IDLE, PHASES, TRAIN, VAL, Phase, WorkerSums
 from training_profiler.model.snapshot import PROFILER, LoaderStats, WorkerLineStats, WorkerStats
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
+from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
 from training_profiler.statistics.arrays import Bools, Ints
 
@@ -354,7 +354,7 @@ def _kind_of(name: str) -> int:
     return KIND_OF.get(name, NEITHER)
 
 
-def _names(loaders: Sequence[LoaderCounts], phase: str) -> dict[int, str]:
+def _names(loaders: Sequence[LoaderCounts], phase: Phase) -> dict[int, str]:
     """Return the names of the loaders with batches in a phase, each a name of its own, by their ids.
 
     A loader of validation may have the name of one of training, as the loaders of two dictionaries with the same keys.

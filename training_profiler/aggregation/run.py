@@ -9,7 +9,6 @@ import numpy as np
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, making_shares, phase_shares
 from training_profiler.aggregation.loaders import loader_stats
-from training_profiler.aggregation.step_totals import columns
 from training_profiler.aggregation.summary import (
     divided_ns,
     epoch_stats,
@@ -222,7 +221,7 @@ class RunSums:
 
     def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
         """Add the next stretch of time, and the durations of the steps that ended in it."""
-        durations_ns, calls = columns(step_ns, totals.step_calls)
+        durations_ns, calls = np.array(step_ns, np.int64), np.array(totals.step_calls, np.int64)
         for sums in (self.run, self.interval if self._has_intervals else None, self._epoch):
             if sums is not None:
                 sums.add(totals, durations_ns, calls)

@@ -14,7 +14,6 @@ from training_profiler.base.sections import (
     WITHIN,
     SectionNames,
 )
-from training_profiler.model.interval import MOST_BLOCKS
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.statistics.arrays import Bools, Floats, Ints, sums_by
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
@@ -151,40 +150,6 @@ def _are_pairs(codes: Ints, kept: Bools) -> bool:
     return bool((spans[::2] == spans[1::2]).all() and (kept[::2] == kept[1::2]).all())
 
 
-class SectionSeries:
-    """Sums over blocks of consecutive steps. Blocks become twice as long whenever there are too many."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.steps_a_block = 1
-        self.sums_ns = np.zeros((0, 1), np.int64)  # a row per block, a column per section; the last may not be full
-
-    def add(self, self_ns: Ints) -> None:
-        """Add the steps that follow, shape (steps, sections); column 0 is time in no section."""
-        count, width = self_ns.shape
-        if not count:
-            return
-        end = self.steps + count
-        while end > MOST_BLOCKS * self.steps_a_block:
-            self.steps_a_block *= 2
-            if len(self.sums_ns):
-                self.sums_ns = np.add.reduceat(self.sums_ns, np.arange(0, len(self.sums_ns), 2))
-        blocks = -(-end // self.steps_a_block)
-        known_blocks, known_width = self.sums_ns.shape
-        if blocks > known_blocks or width > known_width:
-            sums_ns = np.zeros((max(blocks, known_blocks), max(width, known_width)), np.int64)
-            sums_ns[:known_blocks, :known_width] = self.sums_ns
-            self.sums_ns = sums_ns
-        first = self.steps // self.steps_a_block
-        begins = np.maximum(np.arange(first, blocks) * self.steps_a_block - self.steps, 0)
-        self.sums_ns[first:blocks, :width] += np.add.reduceat(self_ns, begins)
-        self.steps = end
-
-    def restore(self, sums_ns: Ints, steps: int, steps_a_block: int) -> None:
-        """Take over the sums of a series that was written to a journal."""
-        self.sums_ns, self.steps, self.steps_a_block = sums_ns, steps, steps_a_block
-
-
 NEVER = np.iinfo(np.int64).max
 ADDED = (
     "count",
@@ -275,8 +240,8 @@ class SectionSums:
         durations_ns: Ints,
         parents: Ints,
         step_numbers: Ints,
-        is_measured: Bools | None,
-        is_counted: Bools | None = None,
+        is_measured: Bools,
+        is_counted: Bools,
     ) -> None:
         """Add ended spans, one entry each in every array, in any order.
 
@@ -285,63 +250,35 @@ class SectionSums:
             durations_ns: durations.
             parents: enclosing sections; 0 for none.
             step_numbers: steps the spans began in, counted from 1; 0 outside of steps.
-            is_measured: the spans that count for averages and quantiles; None for all.
-            is_counted: False for spans that only add to the time of their section; None for all True.
+            is_measured: the spans that count for averages and quantiles.
+            is_counted: False for spans that only add to the time of their section.
         """
-        if is_counted is not None and not is_counted.all():
-            self.total_ns += sums_by(ids[~is_counted], durations_ns[~is_counted], self.rows)
-            ids, durations_ns, parents, step_numbers = (
-                array[is_counted] for array in (ids, durations_ns, parents, step_numbers)
-            )
-            is_measured = None if is_measured is None else is_measured[is_counted]
-            if not len(ids):
-                return
-        self._add_parents(ids, parents)
-        if is_measured is None:
-            sums, counts = self._add_measured(ids, durations_ns, step_numbers)
-            self.total_ns += sums.astype(np.int64)
-            self.count += counts
-            return
         self.total_ns += sums_by(ids, durations_ns, self.rows)
-        self.count += np.bincount(ids, minlength=self.rows)
-        if is_measured.any():
-            self._add_measured(ids[is_measured], durations_ns[is_measured], step_numbers[is_measured])
-
-    def _add_parents(self, ids: Ints, parents: Ints) -> None:
-        keys = parents * self.rows + ids
-        if self.rows**2 <= 8 * len(keys):
-            counts = np.bincount(keys)
-            found = np.flatnonzero(counts)
-            counts = counts[found]
-        else:
-            found, counts = np.unique(keys, return_counts=True)
-        for key, count in zip(found.tolist(), counts.tolist(), strict=True):
+        self.count += np.bincount(ids[is_counted], minlength=self.rows)
+        edges, counts = np.unique(parents[is_counted] * self.rows + ids[is_counted], return_counts=True)
+        for key, count in zip(edges.tolist(), counts.tolist(), strict=True):
             edge = divmod(key, self.rows)
             self.parents[edge] = self.parents.get(edge, 0) + count
+        chosen = is_measured & is_counted
+        if chosen.any():
+            self._add_measured(ids[chosen], durations_ns[chosen], step_numbers[chosen])
 
-    def _add_measured(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> tuple[Floats, Ints]:
-        """Add spans to averages and quantiles; return sum and count of each section."""
+    def _add_measured(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
+        """Add spans to averages and quantiles."""
         counts = np.bincount(ids, minlength=self.rows)
         present = np.flatnonzero(counts)
-        if len(present) > 1:
-            order = np.argsort(ids.astype(np.int16), kind="stable")  # radix; ids stay far below 2**15
-            durations_ns, step_numbers = durations_ns[order], step_numbers[order]
+        order = np.argsort(ids.astype(np.int16), kind="stable")  # radix; ids stay far below 2**15
+        durations_ns, step_numbers = durations_ns[order], step_numbers[order]
         counts_present = counts[present]
         begins = np.cumsum(counts_present) - counts_present
         self._add_extremes(present, begins, durations_ns, step_numbers)
-        bins = bins_of(durations_ns)
-        lowest = int(bins.min())
-        width = int(bins.max()) - lowest + 1
-        rows = np.repeat(np.arange(len(present)) * width - lowest, counts_present)
-        table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
-        self.bins[present, lowest : lowest + width] += table
-        sums, means, m2 = np.zeros((3, self.rows))
-        sums[present] = np.add.reduceat(durations_ns, begins)
-        means[present] = sums[present] / counts_present
-        distances = durations_ns - np.repeat(means[present], counts_present)
+        rows = np.repeat(present, counts_present)
+        np.add.at(self.bins.reshape(-1), rows * BIN_COUNT + bins_of(durations_ns), 1)
+        means, m2 = np.zeros((2, self.rows))
+        means[present] = np.add.reduceat(durations_ns, begins) / counts_present
+        distances = durations_ns - means[rows]
         m2[present] = np.add.reduceat(distances * distances, begins)
         self._add_moments(counts, means, m2)
-        return sums, counts
 
     def _add_extremes(self, present: Ints, begins: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
         shortest = np.minimum.reduceat(durations_ns, begins)

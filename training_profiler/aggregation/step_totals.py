@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from math import sqrt
 from typing import Final, NamedTuple
 
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.interval import MOST_BLOCKS
 from training_profiler.model.ranks import FIRST_STEPS
 from training_profiler.model.snapshot import AroundCapture
 from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
-from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
+from training_profiler.statistics.histogram import BIN_COUNT, bins_of, count_durations, quantile_ns
 
 POINTS_NEEDED: Final = 10
 
@@ -106,13 +107,6 @@ def _error_of(values: Floats, median: float) -> float:
     return _ERROR_OF_MEDIAN * float(np.median(np.abs(values - median))) / sqrt(len(values))
 
 
-def columns(durations_ns: Integers, calls: Integers) -> tuple[Integers, Integers]:
-    """Return these as arrays where they are many, so that several sums need not make them."""
-    if len(durations_ns) < FEW:
-        return durations_ns, calls
-    return np.asarray(durations_ns, np.int64), np.asarray(calls, np.int64)
-
-
 class CaptureAffectedSteps:
     """Ranges of steps, counted from 1. The training thread adds them, the draining thread reads them."""
 
@@ -137,10 +131,46 @@ class CaptureAffectedSteps:
         return sorted(slowed)
 
 
+MANY: Final = 32  # steps
+MOST_POINTS: Final = 1024
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
-AT_ONCE: Final = 65_536  # steps that are added in one go, which takes some 200 bytes for each
 VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
+
+
+class StepBlocks:
+    """Sums over blocks of consecutive steps. Blocks become twice as long whenever there are too many."""
+
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self._most_blocks = most_blocks
+        self.steps = 0
+        self.steps_a_block = 1
+        self.sums_ns = np.zeros((0, 1), np.int64)  # a row per block; the last may not be full
+
+    def add(self, self_ns: Ints) -> None:
+        """Add the steps that follow, shape (steps, columns): a column for each section, or other quantity."""
+        count, width = self_ns.shape
+        if not count:
+            return
+        end = self.steps + count
+        while end > self._most_blocks * self.steps_a_block:
+            self.steps_a_block *= 2
+            if len(self.sums_ns):
+                self.sums_ns = np.add.reduceat(self.sums_ns, np.arange(0, len(self.sums_ns), 2))
+        blocks = -(-end // self.steps_a_block)
+        known_blocks, known_width = self.sums_ns.shape
+        if blocks > known_blocks or width > known_width:
+            sums_ns = np.zeros((max(blocks, known_blocks), max(width, known_width)), np.int64)
+            sums_ns[:known_blocks, :known_width] = self.sums_ns
+            self.sums_ns = sums_ns
+        first = self.steps // self.steps_a_block
+        begins = np.maximum(np.arange(first, blocks) * self.steps_a_block - self.steps, 0)
+        self.sums_ns[first:blocks, :width] += np.add.reduceat(self_ns, begins)
+        self.steps = end
+
+    def restore(self, sums_ns: Ints, steps: int, steps_a_block: int) -> None:
+        """Take over the sums of a series that was written to a journal."""
+        self.sums_ns, self.steps, self.steps_a_block = sums_ns, steps, steps_a_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +193,14 @@ class Moments:
         self.longest = longest  # (ns, step counted from 1)
 
     @classmethod
-    def of(cls, durations_ns: Integers, numbers: Sequence[int]) -> "Moments":
+    def of(cls, durations_ns: Ints, numbers: Ints) -> "Moments":
         """Return those of steps with these durations and numbers."""
         if not len(durations_ns):
             return cls()
-        if isinstance(durations_ns, np.ndarray):
-            at = int(durations_ns.argmax())
-        else:
-            at = durations_ns.index(max(durations_ns))
-        mean = _total(durations_ns) / len(durations_ns)
-        if len(durations_ns) < FEW:
-            m2 = sum((ns - mean) ** 2 for ns in durations_ns)
-        else:
-            m2 = float(((np.asarray(durations_ns, np.float64) - mean) ** 2).sum())
-        return cls(len(durations_ns), mean, m2, (int(durations_ns[at]), numbers[at]))
+        at, mean = int(durations_ns.argmax()), int(durations_ns.sum()) / len(durations_ns)
+        squares = (durations_ns - mean) ** 2
+        m2 = float(squares.sum() if len(squares) >= MANY else sum(squares.tolist()))  # numpy adds up in another order
+        return cls(len(durations_ns), mean, m2, (int(durations_ns[at]), int(numbers[at])))
 
     def add(self, later: "Moments") -> None:
         """Add those of later steps."""
@@ -207,8 +231,7 @@ class StepSums:
         self._slowed_bins = np.zeros(BIN_COUNT, np.int64)
         self._slowed_first: set[int] = set()  # among the first steps, counted from 0
         self._later, self._later_normal = Moments(), Moments()
-        self._points: list[tuple[int, int, int]] = []  # (count, total ns, forward passes) of consecutive normal steps
-        self._steps_a_point = 1
+        self._points = StepBlocks(MOST_POINTS)  # total ns and forward passes of consecutive normal steps
 
     def add(self, durations_ns: Integers, slowed: Sequence[int] = (), calls: Integers = ()) -> None:
         """Add the steps that follow those added before.
@@ -218,59 +241,24 @@ class StepSums:
             slowed: indices among them, counted from 0.
             calls: forward passes in each of them; empty if unknown.
         """
-        self.around_capture.add(durations_ns, slowed)
-        for begin in range(0, max(1, len(durations_ns)), AT_ONCE):
-            end = begin + AT_ONCE
-            slowed_here = [at - begin for at in slowed if begin <= at < end]
-            self._add_some(durations_ns[begin:end], slowed_here, calls[begin:end])
-
-    def _add_some(self, durations_ns: Integers, slowed: Sequence[int], calls: Integers) -> None:
-        if not len(durations_ns):
+        count = len(durations_ns)
+        if not count:
             return
-        numbers: Sequence[int] = range(self.count + 1, self.count + 1 + len(durations_ns))
-        made = calls if len(calls) == len(durations_ns) else [0] * len(durations_ns)
-        room = max(0, FIRST_STEPS - len(self.first_ns))
-        self.first_ns.extend(_listed(durations_ns[:room]))
-        later = normal = Moments.of(durations_ns[room:], numbers[room:])
-        self.total_ns += _total(durations_ns)
-        self.count += len(durations_ns)
-        if slowed:
-            durations_ns, made, left_out = _listed(durations_ns), _listed(made), set(slowed)
-            self._slowed_first.update(numbers[at] - 1 for at in slowed if at < room)
-            count_durations(self._slowed_bins, [durations_ns[at] for at in slowed])
-            own = [at for at in range(len(durations_ns)) if at not in left_out]
-            own_later = [at for at in own if at >= room]
-            normal = Moments.of([durations_ns[at] for at in own_later], [numbers[at] for at in own_later])
-            durations_ns, made = [durations_ns[at] for at in own], [made[at] for at in own]
-        count_durations(self.bins, durations_ns)
-        self._later.add(later)
-        self._later_normal.add(normal)
-        self._add_points(durations_ns, made)
-
-    def _add_points(self, durations_ns: Integers, calls: Integers) -> None:
-        count, total, made = self._points[-1] if self._points else (self._steps_a_point, 0, 0)
-        room = self._steps_a_point - count
-        if room and len(durations_ns):
-            fill = durations_ns[:room]
-            self._points[-1] = (count + len(fill), total + _total(fill), made + _total(calls[:room]))
-            durations_ns, calls = durations_ns[room:], calls[room:]
-        if self._steps_a_point == 1:
-            # The end is that of the shortest.
-            self._points += zip(repeat(1), _listed(durations_ns), _listed(calls), strict=False)
-            durations_ns = ()
-        whole = len(durations_ns) // self._steps_a_point * self._steps_a_point
-        sums = (
-            np.asarray(column[:whole], np.int64).reshape(-1, self._steps_a_point).sum(axis=1).tolist()
-            for column in (durations_ns, calls)
-        )
-        self._points += zip(repeat(self._steps_a_point), *sums, strict=False)
-        if whole < len(durations_ns):
-            self._points.append((len(durations_ns) - whole, _total(durations_ns[whole:]), _total(calls[whole:])))
-        while len(self._points) > 1024:
-            left_over = self._points[len(self._points) // 2 * 2 :]
-            pairs = zip(self._points[::2], self._points[1::2], strict=False)
-            self._points = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs] + left_over
-            self._steps_a_point *= 2
+        durations_ns = np.asarray(durations_ns, np.int64)
+        made = np.asarray(calls, np.int64) if len(calls) == count else np.zeros(count, np.int64)
+        self.around_capture.add(durations_ns, slowed)
+        numbers = np.arange(self.count + 1, self.count + 1 + count)
+        is_later, is_normal = numbers > FIRST_STEPS, np.ones(count, np.bool_)
+        is_normal[list(slowed)] = False
+        self.first_ns += durations_ns[~is_later].tolist()
+        self._slowed_first.update((numbers[~is_later & ~is_normal] - 1).tolist())
+        self.total_ns += int(durations_ns.sum())
+        self.count += count
+        for moments, rows in ((self._later, is_later), (self._later_normal, is_later & is_normal)):
+            moments.add(Moments.of(durations_ns[rows], numbers[rows]))
+        count_durations(self.bins, durations_ns[is_normal])
+        count_durations(self._slowed_bins, durations_ns[~is_normal])
+        self._points.add(np.stack((durations_ns, made), axis=1)[is_normal])
 
     def median_ns(self) -> float | None:
         """Return the median normal step; None without steps. It is exact for 64 steps, and within 1 % for more."""
@@ -344,20 +332,13 @@ class StepSums:
 
     def work_series(self, without_first: int = 0) -> list[StepPoint]:
         """Return the means of groups of consecutive steps, at most 1024 of them."""
-        points, step = [], 0
-        for count, total, calls in self._points:
+        points, series = [], self._points
+        for block, (total, calls) in enumerate(series.sums_ns.tolist()):
+            step = block * series.steps_a_block
+            count = min(series.steps_a_block, series.steps - step)
             if step >= without_first:
                 points.append(StepPoint(step + (count + 1) / 2, total / count, calls / count))
-            step += count
         return points
-
-
-def _total(values: Integers) -> int:
-    return int(values.sum()) if isinstance(values, np.ndarray) else sum(values)
-
-
-def _listed(values: Integers) -> Sequence[int]:
-    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
@@ -370,9 +351,6 @@ def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
     m2 += later.count * (later.mean - mean) ** 2
     std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
     return Spread(count, float(mean * count), float(mean), std)
-
-
-MANY: Final = 64  # steps
 
 
 def settled(first_step: int, count: int, slowed: Sequence[int]) -> Bools:
@@ -411,7 +389,7 @@ class Coupling:
         if slowed or first_step < SETTLED_AFTER:
             self_ns = self_ns[settled(first_step, len(self_ns), slowed)]
         used: Ints | slice = slice(0, self_ns.shape[1])
-        if len(self_ns) > MANY:  # finding the sections that occur takes less time than adding up all
+        if len(self_ns) > 2 * MANY:  # finding the sections that occur takes less time than adding up all
             used = np.flatnonzero(self_ns.any(axis=0))
         seconds = self_ns[:, used] * 1e-9
         step_s = seconds.sum(axis=1)

@@ -10,13 +10,13 @@ from msgspec import field
 from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import GarbageSums, MachineSums
-from training_profiler.aggregation.section_totals import SectionSeries, SectionSums, rows_for
-from training_profiler.aggregation.step_totals import Coupling, InputWork, StepSums, settled
+from training_profiler.aggregation.section_totals import SectionSums, rows_for
+from training_profiler.aggregation.step_totals import Coupling, InputWork, StepBlocks, StepSums, settled
 from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, SectionNames
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import StretchFigures
 from training_profiler.model.ranks import BLOCK_STEPS, FIRST_STEPS, GradientSyncTotals, compared_blocks
-from training_profiler.statistics.arrays import Integers, Ints
+from training_profiler.statistics.arrays import Ints
 from training_profiler.statistics.trend import Series
 
 MOST_PARTS: Final = 256
@@ -104,7 +104,7 @@ class RunHistory:
         """Number of parts that are kept."""
         return len(self._blocks.parts) + len(self._stretches.parts)
 
-    def add(self, series: SectionSeries, steps: int, machine: MachineSums, lines: LineCounts, wall_ns: int = 0) -> None:
+    def add(self, series: StepBlocks, steps: int, machine: MachineSums, lines: LineCounts, wall_ns: int = 0) -> None:
         """Add the steps of a stretch: their sections, their number, what the machine did, and the samples of lines.
 
         ``wall_ns`` is the time of the stretch, for which all its samples stand.
@@ -189,7 +189,7 @@ class Totals(StretchFigures, eq=False, kw_only=True):
     early_ns: Ints = field(default_factory=lambda: np.zeros((FIRST_STEPS, 1), np.int64))
     # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
     compared: dict[int, Ints] = field(default_factory=dict)
-    series: SectionSeries = field(default_factory=SectionSeries)  # of this stretch only
+    series: StepBlocks = field(default_factory=StepBlocks)  # of this stretch only
     history: RunHistory = field(default_factory=RunHistory)  # of the run alone
     step_calls: list[int] = field(default_factory=list)  # forward passes in each complete step of this stretch alone
     input_sizes: Series = field(default_factory=Series)  # (step, elements) of the inputs of single forward passes
@@ -273,7 +273,7 @@ class Totals(StretchFigures, eq=False, kw_only=True):
         is_early = (steps >= 0) & (steps < FIRST_STEPS)
         np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
 
-    def add(self, later: "Totals", durations_ns: Integers, calls: Integers) -> None:
+    def add(self, later: "Totals", durations_ns: Ints, calls: Ints) -> None:
         """Add the stretch that follows this one, with the durations and the forward passes of its steps."""
         self.end_ns = later.end_ns
         if later.loop_end_ns is not None:

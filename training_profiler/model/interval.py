@@ -58,7 +58,7 @@ class SectionRecord(Struct, omit_defaults=True):
     bins: tuple[list[Bin], list[Count]] | None = None  # (bins, counts)
     coupling: tuple[Real, Real, Real] | None = None  # see ``Coupling.sections``
     early: tuple[list[Count], list[Count]] | None = None  # (first steps, ns)
-    series_us: list[Micros] = []  # exclusive time within each block of steps; see ``SectionSeries``
+    series_us: list[Micros] = []  # exclusive time within each block of steps; see ``StepBlocks``
 
     def check(self, blocks: int) -> None:
         """Check what the types alone do not, in an interval of so many blocks of steps.

@@ -1,14 +1,17 @@
-"""What the worker processes of one data loader did: sums that can be added up."""
+"""What the worker processes of one data loader did, and its batches of a phase: sums that can be added up."""
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from training_profiler.model.bounds import Count, fit
 from training_profiler.model.lines import StreamRepeats
 
+Phase = Literal["train", "val"]
+TRAIN: Final = "train"
+VAL: Final = "val"
 MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
 OWN_COLLATE: Final = "own"  # a function of the program's
 NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
@@ -28,6 +31,41 @@ HAND_OVER: Final = "hand-over"
 STARTING: Final = "start"
 IDLE: Final = "idle"
 PHASES: Final = (FETCH, DECODE, TRANSFORM, COLLATE, LOCK, SHARED_LOCK, THREADS, HAND_OVER, STARTING, IDLE)
+
+
+class MadeBatches(NamedTuple):
+    """Batches that the training process made itself and whose CPU time was measured."""
+
+    number: Count = 0
+    cpu_ns: Count = 0  # of all threads of the process
+
+
+NONE_MADE: Final = MadeBatches()
+
+
+class PhaseCounts(Struct, array_like=True):
+    """Batches of one phase, in memory and in a journal."""
+
+    phase: Phase
+    batches: Count = 0
+    samples: Count | None = 0
+    wait_ns: Count = 0  # of profile_dataloader's fetches; patched fetches are in the event stream
+    made: MadeBatches = NONE_MADE
+    cut_passes: Count = 0  # left after their first batch
+
+    def add(
+        self, batches: int, samples: int | None, wait_ns: int = 0, made: MadeBatches = NONE_MADE, cut_passes: int = 0
+    ) -> None:
+        """Add batches with so many samples in all (None: unknown)."""
+        self.batches += batches
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.wait_ns += wait_ns
+        self.made = MadeBatches(self.made.number + made.number, self.made.cpu_ns + made.cpu_ns)
+        self.cut_passes += cut_passes
+
+    def add_pass(self, loader_pass: Any) -> None:
+        """Add a pass over the loader in this phase."""
+        self.add(loader_pass.batches, loader_pass.samples, 0, loader_pass.made, loader_pass.is_cut)
 
 
 class WorkerLine(NamedTuple):

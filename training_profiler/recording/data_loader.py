@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.text import printable
-from training_profiler.model.loader_workers import OWN_COLLATE, WorkerSums
+from training_profiler.model.loader_workers import OWN_COLLATE, TRAIN, VAL, Phase, PhaseCounts, WorkerSums
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Section
 from training_profiler.recording.timed_function import StandIn, stand_in
@@ -15,52 +15,12 @@ from training_profiler.recording.tracebacks import hide_our_frames
 
 Batch = TypeVar("Batch")
 Known = TypeVar("Known", int, bool)
-TRAIN: Final = "train"
-VAL: Final = "val"
 MAP_STYLE: Final = 0  # torch.utils.data._DatasetKind.Map
 SUBSET: Final = ("torch.utils.data.dataset", "Subset")  # its __getitems__ asks for one sample after the other
 COLLATE_MODULE: Final = "torch.utils.data._utils.collate"
 MOST_SUBSETS: Final = 100  # in each other; one that holds itself would never end
 
 _loader_ids = itertools.count(1)
-
-
-class MadeBatches(NamedTuple):
-    """Batches that the training process made itself and whose CPU time was measured."""
-
-    number: int = 0
-    cpu_ns: int = 0  # of all threads of the process
-
-
-NONE_MADE: Final = MadeBatches()
-
-
-class PhaseCounts:
-    """Batches of one phase."""
-
-    __slots__ = ("batches", "cut_passes", "made", "phase", "samples", "wait_ns")
-
-    def __init__(self, phase: str) -> None:
-        self.phase = phase
-        self.batches = 0
-        self.samples: int | None = 0
-        self.wait_ns = 0  # of profile_dataloader's fetches; patched fetches are in the event stream
-        self.made = NONE_MADE
-        self.cut_passes = 0  # left after their first batch
-
-    def add(
-        self, batches: int, samples: int | None, wait_ns: int = 0, made: MadeBatches = NONE_MADE, cut_passes: int = 0
-    ) -> None:
-        """Add batches with so many samples in all (None: unknown)."""
-        self.batches += batches
-        self.samples = None if self.samples is None or samples is None else self.samples + samples
-        self.wait_ns += wait_ns
-        self.made = MadeBatches(self.made.number + made.number, self.made.cpu_ns + made.cpu_ns)
-        self.cut_passes += cut_passes
-
-    def add_pass(self, loader_pass: Any) -> None:
-        """Add a pass over the loader in this phase."""
-        self.add(loader_pass.batches, loader_pass.samples, 0, loader_pass.made, loader_pass.is_cut)
 
 
 class LoaderArguments(NamedTuple):
@@ -91,7 +51,7 @@ class LoaderCounts:
         self.requested_share: float | None = None  # of the training's batches, as given by the user
         self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
         self.workers: WorkerSums | None = None  # None: it has none, or they were not observed
-        self.by_phase = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
+        self.by_phase: dict[str, PhaseCounts] = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
         self.passes: list[Any] = []  # found by a patch, under way, and not yet part of ``by_phase``
 
     def use_arguments(self, arguments: LoaderArguments | None) -> None:
@@ -107,7 +67,7 @@ class LoaderCounts:
         """Count one batch of ``size`` samples (None: unknown) after a wait of ``wait_ns``."""
         self.by_phase[TRAIN if is_training else VAL].add(1, size, wait_ns)
 
-    def of(self, phase: str) -> PhaseCounts:
+    def of(self, phase: Phase) -> PhaseCounts:
         """Return the counts of one phase, including passes under way."""
         ended, counts = self.by_phase[phase], PhaseCounts(phase)
         counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made, ended.cut_passes)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,11 +12,11 @@ from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.bounds import MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
 from training_profiler.model.interval import IntervalRecord
-from training_profiler.model.loader_workers import WorkerSums, fit_sums
+from training_profiler.model.loader_workers import TRAIN, VAL, PhaseCounts, WorkerSums, fit_sums
 from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
 from training_profiler.model.series import Lane, Span, StepLanes, Why
 from training_profiler.model.snapshot import DeviceTimingStats
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderArguments, LoaderCounts, MadeBatches
+from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
 
 Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
 
@@ -114,17 +114,6 @@ class BadLineError(ValueError):
     """A whole line that is not a journal's."""
 
 
-class Phase(Struct, array_like=True):
-    """The batches of a loader in training or validation."""
-
-    phase: Literal["train", "val"]
-    batches: Count
-    samples: Count | None
-    wait_ns: Count
-    made: tuple[Count, Count] = (0, 0)  # batches that the training made itself, and their CPU time in ns
-    cut_passes: Count = 0  # left after their first batch
-
-
 class LoaderRow(Struct, array_like=True):
     """The batches of a loader so far. Journals of earlier versions have the first four columns."""
 
@@ -134,7 +123,7 @@ class LoaderRow(Struct, array_like=True):
     wait_ns: Count
     loader_id: Count = 0
     requested_share: Share | None = None
-    phases: list[Phase] = []
+    phases: list[PhaseCounts] = []
     arguments: LoaderArguments | None = None
     workers: WorkerSums | None = None
     other_names: list[str] = []
@@ -142,8 +131,7 @@ class LoaderRow(Struct, array_like=True):
     @classmethod
     def of(cls, counts: LoaderCounts) -> Self:
         """Return the batches of a loader so far."""
-        phases = [counts.of(phase) for phase in (TRAIN, VAL)]
-        rows = [Phase(cast(Any, of.phase), of.batches, of.samples, of.wait_ns, of.made, of.cut_passes) for of in phases]
+        rows = [counts.of(phase) for phase in (TRAIN, VAL)]
         sums = (counts.name, counts.batches, counts.samples, counts.wait_ns)
         names, arguments, workers = list(counts.other_names), counts.arguments, counts.workers
         return cls(*sums, counts.loader_id, counts.requested_share, rows, arguments, workers, names)
@@ -157,10 +145,8 @@ class LoaderRow(Struct, array_like=True):
             counts.use_arguments(fit(self.arguments))
         if self.workers is not None:
             counts.use_workers(fit_sums(self.workers))
-        for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
-            counts.by_phase[phase.phase].add(
-                phase.batches, phase.samples, phase.wait_ns, MadeBatches(*phase.made), phase.cut_passes
-            )
+        rows = self.phases or [PhaseCounts(TRAIN, self.batches, self.samples, self.wait_ns)]
+        counts.by_phase.update({row.phase: row for row in rows})
         return counts
 
 

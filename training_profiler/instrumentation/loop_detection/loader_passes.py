@@ -5,15 +5,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from training_profiler.recording.data_loader import (
-    TRAIN,
-    VAL,
-    LoaderCounts,
-    LoaderRegistry,
-    MadeBatches,
-    batch_size,
-    loader_arguments,
-)
+from training_profiler.model.loader_workers import TRAIN, VAL, MadeBatches
+from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, batch_size, loader_arguments
 from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import ObjectIdentity
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training_profiler.base.units import MS_PER_S
+from training_profiler.model.series import RankSeries, Stretch
 from training_profiler.statistics.compare import FASTER, SLOWER, compare
-from training_profiler.statistics.run_series import RunSeries, SeriesStretch
 
 STEPS = 500
 SPREAD = 0.05
@@ -99,16 +99,16 @@ KINDS = (
 )
 
 
-def simulated(kind: Noise, random: np.random.Generator, factor: float = 1.0) -> RunSeries:
+def simulated(kind: Noise, random: np.random.Generator, factor: float = 1.0) -> RankSeries:
     """Return a run of 500 steps."""
     shocks = random.standard_normal(STEPS + 100)
     for i in range(1, len(shocks)):
         shocks[i] = kind.memory * shocks[i - 1] + math.sqrt(1 - kind.memory**2) * shocks[i]
     factors = np.exp(SPREAD * shocks[100:] + kind.drift(random, np.arange(STEPS) / STEPS))
-    step_s = kind.run_s / STEPS * factor * factors
-    return RunSeries(
-        [SeriesStretch(step_s[i : i + 50], sections={"forward_pass": step_s[i : i + 50]}) for i in range(0, STEPS, 50)]
-    )
+    step_ns = kind.run_s / STEPS * factor * factors * 1e9
+    parts = [step_ns[begin : begin + 50] for begin in range(0, STEPS, 50)]
+    stretches = tuple(Stretch(0, 0, 0, part, (), 1, {"forward_pass": part}, 0, {}) for part in parts)
+    return RankSeries(0, "", 0, 0, stretches, (), {}, {})
 
 
 def count_verdicts(pairs: int, seed: int) -> None:

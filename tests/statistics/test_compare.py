@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from training_profiler.model.series import RankSeries, Stretch
 from training_profiler.statistics.compare import FASTER, NOT_SHOWN, SLOWER, NoComparisonError, compare
-from training_profiler.statistics.run_series import RunSeries, SeriesStretch, settle
+from training_profiler.statistics.run_series import settle
 
 
 def noise(steps, random, spread=0.05, memory=0.5):
@@ -16,11 +17,20 @@ def noise(steps, random, spread=0.05, memory=0.5):
     return np.exp(spread * values[50:] * np.sqrt(1 - memory**2))
 
 
+def stretch_of(step_s, sections=None, **options):
+    blocks_ns = {name: 1e9 * seconds for name, seconds in (sections or {}).items()}
+    return Stretch(0, 0, 0, 1e9 * step_s, (), 1, blocks_ns, 0, {}, **options)
+
+
+def series_of(stretches, warmup=0):
+    return RankSeries(0, "", 0, 0, tuple(stretches), (), {}, {}, warmup=warmup)
+
+
 def run_of(step_s, loading=0.3, stretch=50, **options):
     """Return a run whose steps load data for a part of their time, and compute for the rest."""
     loading_s = loading * step_s
     stretches = [
-        SeriesStretch(
+        stretch_of(
             step_s[begin : begin + stretch],
             sections={
                 "data_loading": loading_s[begin : begin + stretch],
@@ -30,7 +40,7 @@ def run_of(step_s, loading=0.3, stretch=50, **options):
         )
         for begin in range(0, len(step_s), stretch)
     ]
-    return RunSeries(stretches)
+    return series_of(stretches)
 
 
 def test_equal_runs_seldom_differ():
@@ -54,7 +64,7 @@ def test_three_percent_in_500_noisy_steps_are_found():
 def of_sections(loading_s, forward_s):
     """Return a run of steps that load data for so long, and compute for so long."""
     step_s = loading_s + forward_s
-    return RunSeries([SeriesStretch(step_s, sections={"data_loading": loading_s, "forward_pass": forward_s})])
+    return series_of([stretch_of(step_s, sections={"data_loading": loading_s, "forward_pass": forward_s})])
 
 
 def test_a_section_that_changed_is_named_where_no_difference_of_the_steps_is_shown():
@@ -76,10 +86,10 @@ def test_the_section_that_carries_the_difference_is_named():
     random = np.random.default_rng(3)
     before, after = 0.1 * noise(300, random), 0.1 * noise(300, random)
     slower = run_of(after + 0.02, loading=0.3)
-    slower = RunSeries(
+    slower = series_of(
         [
-            replace(part, sections={"data_loading": part.step_s - 0.7 * (part.step_s - 0.02),
-                                    "forward_pass": 0.7 * (part.step_s - 0.02)})
+            replace(part, blocks_ns={"data_loading": part.steps_ns - 0.7 * (part.steps_ns - 0.02e9),
+                                     "forward_pass": 0.7 * (part.steps_ns - 0.02e9)})
             for part in slower.stretches
         ]
     )  # fmt: skip
@@ -111,7 +121,7 @@ def test_warm_up_and_steps_slowed_by_captures_are_left_out():
     slow[120:125] *= 10
     run = run_of(slow)
     stretches = [replace(part, slowed=tuple(range(20, 25))) if i == 2 else part for i, part in enumerate(run.stretches)]
-    settled = settle(RunSeries(stretches, warmup=30))
+    settled = settle(series_of(stretches, warmup=30))
     assert (settled.count, settled.warmup, settled.slowed) == (265, 30, 5)
     assert settled.step_s.max() < 1
 
@@ -128,8 +138,8 @@ def test_with_twice_the_samples_a_step_the_time_of_a_sample_counts():
 
 def test_the_batch_of_the_first_step_may_be_fetched_before_its_stretch_begins():
     step_s = np.full(38, 0.1)
-    stretches = [SeriesStretch(step_s[:1], samples=2 * 8), SeriesStretch(step_s[1:], samples=36 * 8)]
-    assert settle(RunSeries(stretches, warmup=4)).samples_a_step == 8.0
+    stretches = [stretch_of(step_s[:1], samples=2 * 8), stretch_of(step_s[1:], samples=36 * 8)]
+    assert settle(series_of(stretches, warmup=4)).samples_a_step == 8.0
 
 
 def test_batches_of_different_sizes_in_the_same_order_are_compared_pair_by_pair():
@@ -162,7 +172,7 @@ def test_busy_stretches_are_set_aside_where_enough_is_left():
     step_s[100:200] *= 3
     run = run_of(step_s)
     parts = [replace(part, lost=0.6 if i in (2, 3) else 0.0) for i, part in enumerate(run.stretches)]
-    comparison = compare(run_of(0.1 * noise(400, random), lost=0.0), RunSeries(parts))
+    comparison = compare(run_of(0.1 * noise(400, random), lost=0.0), series_of(parts))
     assert (comparison.verdict, comparison.after.busy) == (NOT_SHOWN, 100)
     assert comparison.mean.relative == pytest.approx(0, abs=0.03)
 
@@ -171,11 +181,11 @@ def test_stretches_set_aside_say_that_the_others_may_be_slower_as_well():
     random = np.random.default_rng(13)
     before = run_of(0.1 * noise(400, random), lost=0.0)
     run = run_of(0.118 * noise(400, random))
-    busy = RunSeries([replace(part, lost=0.6 if i in (2, 3) else 0.03) for i, part in enumerate(run.stretches)])
+    busy = series_of([replace(part, lost=0.6 if i in (2, 3) else 0.03) for i, part in enumerate(run.stretches)])
     comparison = compare(before, busy)
     assert (comparison.verdict, comparison.after.busy) == (NOT_SHOWN, 100)
     assert "others took 17% of the time" in comparison.reasons[0]
-    quiet = RunSeries([replace(part, lost=0.03) for part in run.stretches])
+    quiet = series_of([replace(part, lost=0.03) for part in run.stretches])
     assert compare(before, quiet).verdict == SLOWER
 
 
@@ -192,7 +202,7 @@ def test_a_few_steps_show_nothing_and_one_cannot_be_compared():
 def test_runs_without_a_common_section_cannot_be_compared():
     random = np.random.default_rng(13)
     run = run_of(0.1 * noise(60, random))
-    other = RunSeries([replace(part, sections={"mine": part.step_s}) for part in run.stretches])
+    other = series_of([replace(part, blocks_ns={"mine": part.steps_ns}) for part in run.stretches])
     with pytest.raises(NoComparisonError, match="no section in common"):
         compare(run, other)
 

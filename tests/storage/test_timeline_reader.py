@@ -15,7 +15,7 @@ from training_profiler.reports.exports import stacks_of
 from training_profiler.reports.sections import table_label, training_rows
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
-from training_profiler.storage.timeline_reader import SeriesReader, read_series
+from training_profiler.storage.timeline_reader import RankReader, read_series
 
 S = 1_000_000_000
 
@@ -164,9 +164,9 @@ def sample(wait, at_ns=0):
 
 
 def series_in(folder):
-    reader = SeriesReader()
+    reader = RankReader()
     read_run(folder, series=reader)
-    return reader.series(0)
+    return reader.series()
 
 
 def write(folder, waits):
@@ -186,8 +186,8 @@ def test_steps_and_sections_are_those_of_the_run(tmp_path):
     write(tmp_path, [[], []])
     series = series_in(tmp_path)
     assert (series.steps, len(series.stretches), series.rank) == (4, 2, 0)
-    assert series.stretches[1].step_s.tolist() == [0.375, 0.375]
-    assert series.stretches[1].sections["forward_pass"].tolist() == [0.25, 0.25]
+    assert list(series.stretches[1].steps_ns) == [375_000_000] * 2
+    assert series.stretches[1].blocks_ns["forward_pass"] == (250_000_000,) * 2
     assert series.stretches[1].lost is None
 
 
@@ -201,7 +201,7 @@ def test_a_journal_without_series_has_one_block_for_each_interval(tmp_path):
     (tmp_path / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (stretch,) = series_in(tmp_path).stretches
     assert stretch.steps_a_block == 2
-    assert stretch.sections["forward_pass"].tolist() == [0.5]
+    assert stretch.blocks_ns["forward_pass"] == (500_000_000,)
 
 
 def test_lost_time_is_known_from_three_samples_on_and_guessed_at_the_end(tmp_path):
@@ -220,4 +220,4 @@ def test_a_batch_fetched_before_the_interval_of_its_step_is_one_of_its_samples(t
             run.step(forward_pass=1.0)
         run.accumulator.totals.samples = fetched
         run.flush()
-    assert [stretch.samples for stretch in series_in(tmp_path).stretches] == [16, 0, 16]
+    assert [each.samples for each in series_in(tmp_path).stretches if each.steps_ns] == [16, 0, 16]

@@ -15,6 +15,7 @@ are given.
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from training_profiler.statistics.compare import SLOWER, NoComparisonError, comp
 from training_profiler.statistics.differences import differing, line_of
 from training_profiler.storage.run_folder import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import RUNNING, choose_run, listed_run, newest_runs, read_run, run_name
-from training_profiler.storage.timeline_reader import SeriesReader
+from training_profiler.storage.timeline_reader import RankReader
 
 SLOWER_STATUS = 1
 _QUOTED = ("the run ", "1 torn line", "the figures above", "left out")  # notes that concern what can be compared
@@ -68,10 +69,12 @@ class ReadRun:
     """A run as it was read."""
 
     def __init__(self, folder: Path) -> None:
-        reader = SeriesReader()
+        reader = RankReader()
         self.folder = folder
         self.snapshot = read_run(folder, series=reader)
-        self.series = reader.series(0 if self.snapshot.step is None else self.snapshot.step.warmup_count)
+        series, step = reader.series(), self.snapshot.step
+        assert series is not None  # it has been read
+        self.series = replace(series, warmup=0 if step is None else step.warmup_count)
         self.meta = read_meta(folder)
         self.program = program_in(self.meta.get("command", ""))
         name = run_name(self.meta)

@@ -26,6 +26,8 @@ class Stretch:
     levels: Mapping[str, float]  # means of the machine's quantities
     loop_begin_ns: int | None = None  # begin of the run's first step, if it became known here
     epoch_begin_ns: int | None = None  # begin of the epoch that this stretch is the first of
+    samples: int | None = None  # fetched for its steps
+    lost: float | None = None  # part of the time that the training waited for CPUs that others had; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class RankSeries:
     # section -> the part after the training of what ``lines_ns`` has of it, 0 to 1
     after_parts: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports
+    warmup: int = 0  # first steps that a comparison leaves out at least
 
     @property
     def steps(self) -> int:

@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 
 from training_profiler.base.units import duration_text
+from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import OTHER
 from training_profiler.statistics.arrays import Floats, Ints
-from training_profiler.statistics.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
+from training_profiler.statistics.run_series import FEWEST_STEPS, SettledSteps, settle
 
 # The mean of a series whose values depend on each other, and its standard error.
 #
@@ -228,7 +229,7 @@ class NoComparisonError(ValueError):
     """Two runs cannot be compared."""
 
 
-def compare(before: RunSeries, after: RunSeries) -> Comparison:
+def compare(before: RankSeries, after: RankSeries) -> Comparison:
     """Return the comparison of two runs.
 
     Raises:

@@ -43,7 +43,7 @@ from training_profiler.storage.run_folder import (
     read_object,
     run_named,
 )
-from training_profiler.storage.timeline_reader import RankReader, SeriesReader
+from training_profiler.storage.timeline_reader import RankReader
 
 MOST_MESSAGES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a larger number is not a world size, and would take memory
@@ -336,7 +336,7 @@ def is_still_running(journal: JournalFile) -> bool | None:
     return journal.is_running
 
 
-def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | RankReader | None = None) -> Snapshot:
+def read_run(folder: Path, attempt: int | None = None, series: RankReader | None = None) -> Snapshot:
     """Return the stats of the run in ``folder``, whether or not it has ended.
 
     Stats of a single rank are rank 0's, or those of the lowest rank with a journal.
@@ -435,7 +435,7 @@ def _why_not(folder: Path) -> str:
     return f"{folder} is not a run folder: {journal_name(0)} cannot be read ({reason})"
 
 
-def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | RankReader | None) -> Snapshot:
+def _read_journal(folder: Path, found: JournalFile, series: RankReader | None) -> Snapshot:
     if found.problem or not found.begin:
         raise RunFolderError(f"{found.path} {found.problem}")
     replay = Replay() if series is None else series.begin(found)

@@ -4,71 +4,18 @@ from array import array
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.base.text import printable
-from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.bounds import MOST_EPOCHS, MOST_SOURCES, MOST_SPANS
 from training_profiler.model.interval import NO_SECTION, IntervalRecord
 from training_profiler.model.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.model.snapshot import OTHER, PROFILER
-from training_profiler.statistics.run_series import RunSeries, SeriesStretch
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, lines_of_journal, select_attempt
 from training_profiler.storage.journal_lines import EpochBeginLine, EpochEndLine, Line, SourcesLine, SpansLine
 from training_profiler.storage.replay import Replay, machine_of
-
-
-class SeriesReader:
-    """The steps of one rank, interval by interval."""
-
-    def __init__(self) -> None:
-        self.rank = 0
-        self._stretches: list[SeriesStretch] = []
-        self._machine = MachineSums()
-        self._first_unknown = 0  # stretches from here on do not know what the machine did
-        self._fetched = 0  # samples of intervals in which no step ended, for the next step
-
-    def begin(self, journal: JournalFile) -> Replay:
-        """Start again, with the journal of a rank; return what its lines are added to."""
-        vars(self).update(vars(SeriesReader()), rank=journal.rank or 0)
-        return Replay(self.add)
-
-    def add(self, record: IntervalRecord) -> None:
-        """Add the next interval."""
-        if record.machine is not None:
-            self._machine.add(machine_of(record.machine))
-        if record.step_ns:
-            blocks = record.blocks(lambda name: printable(name) or OTHER)
-            sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
-            samples = None if record.samples is None else record.samples + self._fetched
-            step_s, slowed = np.array(record.step_ns, np.float64) / NS_PER_S, tuple(record.slowed_by_capture)
-            stretch = SeriesStretch(step_s, slowed, sections, blocks.steps_a_block, samples=samples)
-            self._stretches.append(stretch)
-            self._fetched = 0
-        else:
-            self._fetched += record.samples or 0
-        if self._machine.samples >= SAMPLES_NEEDED:
-            self._know_loss(cpu_loss(self._machine.stats(has_growth=False)).to_others)
-
-    def _know_loss(self, lost: float) -> None:
-        """Say of the stretches since the last time how much was lost to others: one alone may have too few samples."""
-        latest = self._stretches[self._first_unknown :]
-        self._stretches[self._first_unknown :] = [replace(stretch, lost=lost) for stretch in latest]
-        self._machine, self._first_unknown = MachineSums(), len(self._stretches)
-
-    def series(self, warmup: int) -> RunSeries:
-        """Return the steps read so far."""
-        if self._first_unknown < len(self._stretches):  # few samples: too wide an interval is the smaller mistake
-            stats = self._machine.stats(has_growth=False)
-            if stats is not None:
-                self._know_loss(cpu_loss(replace(stats, samples=max(stats.samples, SAMPLES_NEEDED))).to_others)
-            elif self._first_unknown:
-                self._know_loss(self._stretches[self._first_unknown - 1].lost or 0.0)
-        return RunSeries(tuple(self._stretches), warmup, self.rank)
 
 
 def read_series(folder: Path, attempt: int | None = None, known: "RankReader | None" = None) -> tuple[RankSeries, ...]:
@@ -116,6 +63,9 @@ class RankReader:
         self._recorded: dict[int, StepLanes] = {}
         self._spans = 0  # in them
         self._sources: dict[str, str] = {}
+        self._machine = MachineSums()
+        self._first_unknown = 0  # stretches from here on do not know what was lost to others
+        self._fetched = 0  # samples of intervals in which no step ended, for the next step
 
     def begin(self, journal: JournalFile) -> Replay:
         """Start again, with the journal of a rank; return what its lines are added to."""
@@ -143,6 +93,12 @@ class RankReader:
         self._replay.end()
         if self._replay.sums is None:
             return None
+        if self._first_unknown < len(self._stretches):  # few samples: too wide an interval is the smaller mistake
+            stats = self._machine.stats(has_growth=False)
+            if stats is not None:
+                self._know_loss(cpu_loss(replace(stats, samples=max(stats.samples, SAMPLES_NEEDED))).to_others)
+            elif self._first_unknown:
+                self._know_loss(self._stretches[self._first_unknown - 1].lost or 0.0)
         sections, lines_ns = self._replay.sums.time_of_lines()
         return RankSeries(
             *self._who,
@@ -175,9 +131,21 @@ class RankReader:
                 {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
                 record.loop_begin_ns,
                 self._epoch_begin_ns,
+                None if record.samples is None else record.samples + self._fetched,
             )
         )
         self._epoch_begin_ns, self._end_ns = None, record.end_ns
+        self._fetched = 0 if record.step_ns else self._fetched + (record.samples or 0)
+        if record.machine is not None:
+            self._machine.add(machine_of(record.machine))
+        if self._machine.samples >= SAMPLES_NEEDED:
+            self._know_loss(cpu_loss(self._machine.stats(has_growth=False)).to_others)
+
+    def _know_loss(self, lost: float) -> None:
+        """Say of the stretches since the last time how much was lost to others: one alone may have too few samples."""
+        latest = self._stretches[self._first_unknown :]
+        self._stretches[self._first_unknown :] = [replace(stretch, lost=lost) for stretch in latest]
+        self._machine, self._first_unknown = MachineSums(), len(self._stretches)
 
     def _name(self, given: str) -> str:
         if given == NO_SECTION:

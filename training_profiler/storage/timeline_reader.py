@@ -131,7 +131,7 @@ class RankReader:
                 {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
                 record.loop_begin_ns,
                 self._epoch_begin_ns,
-                None if record.samples is None else record.samples + self._fetched,
+                None if record.samples is None or not record.step_ns else record.samples + self._fetched,
             )
         )
         self._epoch_begin_ns, self._end_ns = None, record.end_ns

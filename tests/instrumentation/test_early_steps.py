@@ -350,10 +350,15 @@ def test_parts_for_a_module_that_keeps_a_state_are_not_counted(instrumented, pla
 
 def test_the_look_at_a_call_is_in_no_forward_pass(instrumented, monkeypatch):
     looks = []
-    begins, ends = RepeatedForward.begins, RepeatedForward.ends
+    follow = RepeatedForward.follow
     under_way = lambda: looks.append(len(instrumented.instrumentation.context.detector.calls))  # noqa: E731
-    monkeypatch.setattr(RepeatedForward, "begins", lambda *args: under_way() or begins(*args))
-    monkeypatch.setattr(RepeatedForward, "ends", lambda *args: ends(*args) or under_way())
+
+    def look(inspection, seen):
+        under_way()
+        yield from follow(inspection, seen)
+        under_way()
+
+    monkeypatch.setattr(RepeatedForward, "follow", look)
     Training(instrumented).run()
     assert len(looks) >= 48
     assert set(looks) == {0}

@@ -337,5 +337,4 @@ def test_nothing_of_the_program_is_kept(training):
     frozen = training.instrumented.instrumentation.early_steps._frozen
     assert not frozen._known
     assert not frozen._clean
-    assert frozen._inner is None
     assert training.instrumented.instrumentation.early_steps._open is None

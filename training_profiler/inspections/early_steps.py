@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from training_profiler.inspections.frozen_forward import FrozenForward
 from training_profiler.inspections.growth import GrowthWatch
-from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, is_watched
+from training_profiler.inspections.inspection import Counts, Following, Inspection, SeenCall, UserProgram, is_watched
 from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
@@ -49,6 +49,7 @@ class EarlySteps:
             "weights": self._weights,
         }
         self._open: Any = None  # the outermost call under way
+        self._followed: list[Following] = []  # inspections of it
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
@@ -65,13 +66,12 @@ class EarlySteps:
 
     def _calls_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
         torch, call_begins, call_ends = sys.modules["torch"], detector.call_begins, detector.call_ends
-        followed: list[tuple[Inspection, Any]] = []
         began_ns = 0
 
         def seen_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
             nonlocal began_ns
             self._calls += 1
-            if self._calls > MOST_CALLS or self._spent_ns > MOST_NS:
+            if self._open is None and (self._calls > MOST_CALLS or self._spent_ns > MOST_NS):
                 self.stop()
             if function or self._is_done or self._open is not None:
                 return call_begins(module, inputs, may_explore, caller, function)
@@ -79,14 +79,13 @@ class EarlySteps:
                 counts = Counts(detector.backwards, detector.updates, self._steps)
                 has_grad, bare = torch.is_grad_enabled(), _attempt(is_bare, module) is not False
                 seen = SeenCall(module, inputs, has_grad, caller, counts, bare, is_watched())
-                begun = [(each, _attempt(each.begins, seen)) for each in self._inspections.values()]
-                begun = [(each, of_call) for each, of_call in begun if of_call is not None]
+                followed = [each.follow(seen) for each in self._inspections.values()]
+                self._followed = [each for each in followed if _goes_on(each)]
             call = call_begins(module, inputs, may_explore, caller, function)
             if call.is_explored:
-                for each, of_call in begun:
-                    each.is_explored(of_call)
+                self._follow_no_more()
                 return call
-            followed[:] = [(each, _attempt(each.begun, of_call)) for each, of_call in begun]
+            self._followed = [each for each in self._followed if _goes_on(each)]
             self._open, began_ns = call, perf_counter_ns()
             return call
 
@@ -97,10 +96,9 @@ class EarlySteps:
                 return
             self._open = None
             with self._looking():
-                for each, of_call in followed:
-                    if of_call is not None:
-                        _attempt(each.ends, of_call, module, spent_ns)
-                followed.clear()
+                for each in self._followed:
+                    _attempt(each.send, spent_ns)
+                self._followed.clear()
 
         return {"call_begins": seen_call_begins, "call_ends": seen_call_ends}
 
@@ -163,6 +161,7 @@ class EarlySteps:
         """Restore the detector."""
         if self._shadow is not None and not self._is_done:
             self._is_done, self._open = True, None
+            self._follow_no_more()
             self._shadow.end()
             self._context.watch_backward(self._growth)
             for each in self._inspections.values():
@@ -170,10 +169,24 @@ class EarlySteps:
             if self._padding.facts(self._steps) is not None and self._context.detector is not None:
                 self._context.detector.input_sizes.show_to(self._padding.look)
 
+    def _follow_no_more(self) -> None:
+        for each in self._followed:
+            _attempt(each.close)
+        self._followed.clear()
+
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
         found = {name: each.facts(self._steps) for name, each in self._inspections.items()}
         return facts._replace(graphs=self._graphs.facts(), grown=self._growth.facts(), **found)
+
+
+def _goes_on(call: Following) -> bool:
+    """Return whether an inspection wants to see more of a call; not where it fails."""
+    try:
+        next(call)
+    except Exception:  # such as StopIteration
+        return False
+    return True
 
 
 def _attempt(work: Callable[..., Any], *args: Any) -> Any:

@@ -12,11 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import (
+    Following,
     Inspection,
     SeenCall,
     UserProgram,
     first_values,
     generator_state,
+    hooks_of_all,
     is_watched,
     tensors_within,
 )
@@ -157,7 +159,7 @@ class _Frozen:
 
 
 class _InnerCalls:
-    """Times the frozen layers of a trained module within one of its calls, by hooks of torch for all modules.
+    """Times the frozen layers of a trained module within one of its calls, as hooks of all modules.
 
     A layer counts until a trained one has been called: what comes later may depend on that.
     """
@@ -166,25 +168,13 @@ class _InnerCalls:
         self._generator = generator  # the state of torch's generators before the call
         self._follow = follow  # remembers a module that is frozen, with gradients or without; False for others
         self._thread = get_ident()
-        self._handles: list[Any] = []
         self._open: Any = None  # the frozen module under way
         self._began_ns = 0
         self._is_over = False
         self.spent_ns: dict[int, int] = {}  # by the id of the module
 
-    def begin(self) -> None:
-        """Add the hooks."""
-        hooks = sys.modules["torch"].nn.modules.module
-        self._handles.append(hooks.register_module_forward_pre_hook(self._begins))
-        self._handles.append(hooks.register_module_forward_hook(self._ends))
-
-    def end(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _begins(self, module: Any, inputs: tuple[Any, ...]) -> None:
+    def begins(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        """Handle the begin of a call of a module, as a hook."""
         if self._is_over or self._open is not None or get_ident() != self._thread:
             return
         with contextlib.suppress(Exception):  # of modules with methods of their own
@@ -194,7 +184,8 @@ class _InnerCalls:
                 self._is_over = generator_state() != self._generator
                 self._open, self._began_ns = module, perf_counter_ns()
 
-    def _ends(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def ends(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Handle the end of a call of a module, as a hook."""
         now_ns = perf_counter_ns()
         if self._is_over or get_ident() != self._thread or not (self._open is None or self._open is module):
             return
@@ -212,14 +203,6 @@ class _InnerCalls:
             self._is_over = True
 
 
-class _OpenForward(NamedTuple):
-    """An outermost call under way."""
-
-    frozen: _Frozen | None
-    inner: _InnerCalls | None
-    generator: tuple[Any, ...] | None  # before the call
-
-
 class FrozenForward(Inspection):
     """Looks at the outermost calls of some steps, and in few of them inside, at modules that are not trained.
 
@@ -230,7 +213,6 @@ class FrozenForward(Inspection):
     def __init__(self, program: UserProgram) -> None:
         self._program = program
         self._known: dict[int, _Frozen] = {}
-        self._inner: _InnerCalls | None = None  # of the call under way
         self._generator: tuple[Any, ...] | None = None  # since the batch was fetched; None: it is not known or random
         self._before_fetch: tuple[Any, ...] | None = None
         self._is_fetched = self._is_first = self._has_called = self._is_counted = False
@@ -287,21 +269,39 @@ class FrozenForward(Inspection):
 
     # Calls
 
-    def begins(self, seen: SeenCall) -> _OpenForward | None:
-        """Decide whether the module is frozen, and whether the call depends on the batch alone."""
-        if not self._is_fetched or self._is_first:
-            return None
-        try:
-            if seen.is_watched:
-                self._generator = None
-                self._clean.clear()
-            elif not seen.is_bare:
-                return self._begins(seen)
-        except Exception:  # of modules with methods of their own
+    def follow(self, seen: SeenCall) -> Following:
+        """Keep the time of the call until a backward pass shows that it belongs to the training."""
+        if not self._is_fetched or self._is_first or (seen.is_bare and not seen.is_watched):
+            return
+        looked_at, key = None, id(seen.module)
+        with contextlib.suppress(Exception):  # of modules with methods of their own
+            looked_at = None if seen.is_watched else self._look_at(seen)
+        if looked_at is None:
             self._generator = None
-        return None
+            if seen.is_watched:
+                self._clean.clear()
+            return
+        frozen, inner, before = looked_at
+        try:
+            yield
+            with contextlib.nullcontext() if inner is None else hooks_of_all(inner.begins, inner.ends):
+                spent_ns = yield
+        except GeneratorExit:  # later calls are taken for random, as after any that is not followed to its end
+            self._generator = None
+            raise
+        self._pending_all[key] = self._pending_all.get(key, 0) + spent_ns
+        if inner is not None:
+            self._fractions.append({layer: ns / max(1, spent_ns) for layer, ns in inner.spent_ns.items()})
+        if frozen is None or is_watched() or (before is not None and generator_state() != before):
+            self._generator = None  # later calls may depend on what it returns
+        else:
+            self._pending[key] = self._pending.get(key, 0) + spent_ns
 
-    def _begins(self, seen: SeenCall) -> _OpenForward:
+    def _look_at(self, seen: SeenCall) -> tuple[_Frozen | None, _InnerCalls | None, tuple[Any, ...] | None]:
+        """Return the module if it is frozen and the call depends on the batch alone, else what looks at its layers.
+
+        The state of the generators before the call is beside them, where it is known.
+        """
         self._has_called = True
         module, has_grad, trained = seen.module, seen.has_grad, self._program.trained()
         frozen: _Frozen | None = None
@@ -330,7 +330,7 @@ class FrozenForward(Inspection):
                     return is_frozen(layer, has_grad, trained) and bool(self._frozen(layer, place, has_grad, module))
 
                 inner = _InnerCalls(state, follow)
-        return _OpenForward(frozen, inner, state)
+        return frozen, inner, state
 
     def _frozen(self, module: Any, place: str, has_grad: bool, outer: Any = None) -> _Frozen | None:
         known = self._known.get(id(module))
@@ -340,36 +340,10 @@ class FrozenForward(Inspection):
             known = self._known[id(module)] = _Frozen(module, place, has_grad, outer)
         return known
 
-    def is_explored(self, of_call: _OpenForward) -> None:
-        """Take later calls for random, as after any call that is not followed to its end."""
-        self._generator = None
-
-    def begun(self, of_call: _OpenForward) -> _OpenForward:
-        """Begin to look inside the call."""
-        self._inner = of_call.inner
-        if self._inner is not None:
-            self._inner.begin()
-        return of_call
-
-    def ends(self, of_call: _OpenForward, module: Any, spent_ns: int) -> None:
-        """Keep the time of the call until a backward pass shows that it belongs to the training."""
-        self._inner = None
-        self._pending_all[id(module)] = self._pending_all.get(id(module), 0) + spent_ns
-        if of_call.inner is not None:
-            of_call.inner.end()
-            self._fractions.append({key: ns / max(1, spent_ns) for key, ns in of_call.inner.spent_ns.items()})
-        before = of_call.generator
-        if of_call.frozen is None or is_watched() or (before is not None and generator_state() != before):
-            self._generator = None  # later calls may depend on what it returns
-        else:
-            self._pending[id(module)] = self._pending.get(id(module), 0) + spent_ns
-
     # What was found
 
     def stop(self) -> None:
         """Decide what is frozen, and forget the rest."""
-        if self._inner is not None:
-            self._inner.end()
         with contextlib.suppress(Exception):
             self._decide()
         self._known.clear()

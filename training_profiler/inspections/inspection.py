@@ -1,9 +1,10 @@
 """What the inspections of early steps have in common, and what they ask of torch and of the program."""
 
+import contextlib
 import importlib
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
@@ -35,24 +36,22 @@ class SeenCall(NamedTuple):
     is_watched: bool  # by the program, see below
 
 
+Following = Generator[None, int, None]
+
+
 class Inspection:
     """Looks at the outermost calls of early steps, of which two are never under way at once.
 
     ``EarlySteps`` suppresses what these methods raise.
     """
 
-    def begins(self, seen: SeenCall) -> Any:
-        """Handle a call that is about to begin; return what is to be remembered, None to see no more of it."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Follow a call: its first yield ends as the call begins, and its second one, with the time, as the call ends.
 
-    def is_explored(self, of_call: Any) -> None:
-        """Handle that inner calls are recorded, too: the module may be a trainer, and the call counts no more."""
-
-    def begun(self, of_call: Any) -> Any:
-        """Return what ``ends`` is to get; None to see no end of the call."""
-        return of_call
-
-    def ends(self, of_call: Any, module: Any, spent_ns: int) -> None:
-        """Handle the end of a call."""
+        It is closed at the first one where inner calls are recorded, too: the module may be a trainer, and the call
+        counts no more.
+        """
+        yield
 
     def stop(self) -> None:
         """Look at no more calls, decide what was found, and forget the program's objects."""
@@ -88,6 +87,18 @@ class UserProgram:
             self._plain.clear()
         self._plain[id(module)] = ObjectIdentity(module)
         return False
+
+
+@contextlib.contextmanager
+def hooks_of_all(begins: Callable[..., None], ends: Callable[..., None]) -> Iterator[None]:
+    """Have hooks of torch around the calls of all modules."""
+    hooks = sys.modules["torch"].nn.modules.module
+    handles = hooks.register_module_forward_pre_hook(begins), hooks.register_module_forward_hook(ends)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def mode_stack() -> list[Any]:

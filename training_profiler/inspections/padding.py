@@ -6,7 +6,7 @@ a mask, labels without a loss, lengths, or the ``padding_idx`` of an embedding h
 
 import contextlib
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from statistics import median
 from time import perf_counter_ns
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from training_profiler.inspections.inspection import (
+    Following,
     Inspection,
     SeenCall,
     UserProgram,
@@ -116,8 +117,6 @@ class Padding(Inspection):
     def __init__(self, program: UserProgram) -> None:
         self._program = program
         self._fetched = _Batch([], [], [])
-        self._mode: Any = None
-        self._operations = _Operations()  # of the call under way
         self._calls = self._followed = 0
         self._values: dict[Slot, float] = {}  # that are padding
         self._batches: list[dict[Shape, list[int]]] = []  # padding of each row, by the shape in rows
@@ -144,17 +143,24 @@ class Padding(Inspection):
         place = self._program.place_of(frame) if code is not None else ""
         return f"{place} {code.co_qualname}" if place else ""
 
-    def begins(self, seen: SeenCall) -> _Batch | None:
-        """Read the inputs of a call; the operations of the first such calls are followed."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Count the padding of a call's inputs, as far as something says what it is; look into the first calls."""
         if seen.is_bare or seen.is_watched or not seen.has_grad or not self._is_worth_reading:
-            return None
+            return
         batch = self._batch_of(seen.inputs)
         self._calls += 1
-        if batch.tensors and self._followed < FOLLOWED and self._may_be_followed(seen.module):
-            self._followed += 1
-            self._operations = _Operations()
-            self._mode = _mode(self._operations)
-        return batch if batch.tensors else None
+        if not batch.tensors:
+            return
+        operations, is_followed = _Operations(), self._followed < FOLLOWED and self._may_be_followed(seen.module)
+        yield
+        self._followed += is_followed
+        with _following(operations) if is_followed else contextlib.nullcontext():
+            yield
+        batch.masks.extend(operations.masks)
+        batch.lengths.extend(operations.lengths)
+        shapes = self._count(batch, operations.embedded)
+        if shapes and is_followed:
+            self._parts.append(operations.part_of(shapes))
 
     def _batch_of(self, inputs: Any) -> _Batch:
         """Read the inputs, and for those on a device the batch on the host that had their shapes."""
@@ -168,31 +174,6 @@ class Padding(Inspection):
         if self._program.may_be_compiled(module) or why_not_counted(sys.modules["torch"], module) is not None:
             return False
         return all(each.training for each in modules_within(module) if type(each).__name__ in WITH_FAST_PATH)
-
-    def is_explored(self, of_call: _Batch) -> None:
-        """Follow the calls inside instead."""
-        self._followed -= self._mode is not None
-        self._mode = None
-
-    def begun(self, of_call: _Batch) -> _Batch:
-        """Begin to follow the operations of the call."""
-        if self._mode is not None:
-            self._mode.__enter__()
-        return of_call
-
-    def ends(self, of_call: _Batch, module: Any, spent_ns: int) -> None:
-        """Count the padding of the batch, as far as something says what is padding."""
-        mode, self._mode = self._mode, None
-        if mode is None:
-            self._count(of_call)
-            return
-        mode.__exit__(None, None, None)
-        operations, self._operations = self._operations, _Operations()
-        of_call.masks.extend(operations.masks)
-        of_call.lengths.extend(operations.lengths)
-        shapes = self._count(of_call, operations.embedded)
-        if shapes:
-            self._parts.append(operations.part_of(shapes))
 
     def look(self, inputs: Any) -> None:
         """Count the padding in the inputs of a later call."""
@@ -282,8 +263,10 @@ class Padding(Inspection):
         )
 
 
-def _mode(operations: _Operations) -> Any:
-    """Return a mode of torch that runs each operation unchanged and adds it to ``operations``."""
+@contextlib.contextmanager
+def _following(operations: _Operations) -> Iterator[None]:
+    """Have a mode of torch that runs each operation unchanged and adds it to ``operations``."""
+    overrides = sys.modules["torch"].overrides
 
     def follow(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, began_ns = kwargs or {}, perf_counter_ns()
@@ -292,7 +275,8 @@ def _mode(operations: _Operations) -> Any:
             operations.add(function, args, kwargs, result, perf_counter_ns() - began_ns)
         return result
 
-    return type("Following", (sys.modules["torch"].overrides.TorchFunctionMode,), {"__torch_function__": follow})()
+    with type("Following", (overrides.TorchFunctionMode,), {"__torch_function__": follow})():
+        yield
 
 
 def _rows(positions: Any, of_shape: Shape, values: dict[Slot, float]) -> _Rows:

@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
-from training_profiler.inspections.inspection import Inspection, SeenCall, UserProgram
+from training_profiler.inspections.inspection import Following, Inspection, SeenCall, UserProgram, hooks_of_all
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.model.program import RecurrentFacts
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -77,8 +77,7 @@ class RecurrentSteps(Inspection):
         self._has_recurrent: dict[int, bool] = {}  # by the id of an outermost module
         self._layers: dict[int, _Layer] = {}  # by id
         self._parts_of: dict[tuple[int, int], ObjectIdentity] = {}  # by module and input: what has no gradient
-        self._handles: list[Any] = []
-        self._thread = 0  # of the call under way; 0 without any
+        self._thread = 0  # of the latest call
         self._sequence: _Layer | None = None  # whose call was the latest
         self._is_known, self._is_over = True, False
         self._layer_began_ns = self._loop_began_ns = self._loop_ended_ns = 0
@@ -87,11 +86,11 @@ class RecurrentSteps(Inspection):
         self._all_ns = self._loop_ns = 0
         self._has_calls = False  # in this step
 
-    def begins(self, seen: SeenCall) -> bool | None:
-        """Add hooks for the call of a module with recurrent layers."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Add the call, and the part of it from its first step to the last; models with recurrent layers have hooks."""
         module, step = seen.module, seen.counts.steps
         if self._is_over or not seen.has_grad:
-            return None
+            return
         if step != self._step:
             self._steps += self._has_calls
             self._step, self._has_calls = step, False
@@ -99,27 +98,13 @@ class RecurrentSteps(Inspection):
                 layer.end_sequence()
             if self._steps >= LOOKED_AT:
                 self.stop()
-                return None
+                return
         if id(module) not in self._has_recurrent:
             self._has_recurrent[id(module)] = _has_recurrent(module) and not self._program.may_be_compiled(module)
-        if self._has_recurrent[id(module)]:
-            hooks = sys.modules["torch"].nn.modules.module
-            self._handles.append(hooks.register_module_forward_pre_hook(self._enters))
-            self._handles.append(hooks.register_module_forward_hook(self._leaves))
-        return True
-
-    def is_explored(self, of_call: bool) -> None:
-        """Remove the hooks."""
-        self._unhook()
-
-    def begun(self, of_call: bool) -> bool:
-        """Expect calls of layers on this thread."""
         self._thread, self._calls_in_call, self._reading_ns = get_ident(), 0, 0
-        return of_call
-
-    def ends(self, of_call: bool, module: Any, spent_ns: int) -> None:
-        """Add the call, and the part of it from its first step to the last."""
-        self._unhook()
+        with hooks_of_all(self._enters, self._leaves) if self._has_recurrent[id(module)] else contextlib.nullcontext():
+            yield
+            spent_ns = yield
         spent_ns -= self._reading_ns
         self._all_ns += spent_ns
         if self._calls_in_call == 1:  # a step of a loop around the module
@@ -134,14 +119,7 @@ class RecurrentSteps(Inspection):
         if not self._is_over:
             self._steps += self._has_calls
             self._is_over, self._sequence = True, None
-            self._unhook()
             self._parts_of.clear()
-
-    def _unhook(self) -> None:
-        self._thread = 0
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
         if get_ident() != self._thread:

@@ -15,7 +15,15 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.compared_values import are_same, input_values, state_of
-from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, generator_state
+from training_profiler.inspections.inspection import (
+    Counts,
+    Following,
+    Inspection,
+    SeenCall,
+    UserProgram,
+    generator_state,
+    hooks_of_all,
+)
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within, plain_classes
 from training_profiler.model.program import ComputedWeights, RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -38,14 +46,9 @@ class _Call(NamedTuple):
     buffers: tuple[int, ...] = ()  # after it: their versions
 
 
-class _Open(NamedTuple):
-    """A call under way; ``earlier`` is the same call before it."""
-
-    key: tuple[Any, ...]
-    now: _Call
-    earlier: _Call | None = None
-    generator: tuple[Any, ...] | None = None  # before a repeated call; None: it is taken for random
-    place: str = ""
+# A call with what it is compared by, the same call before it, the state of generators (None: it is taken for random),
+# and the line that repeats it.
+_Compared = tuple[tuple[Any, ...], _Call, _Call | None, tuple[Any, ...] | None, str]
 
 
 class RepeatedForward(Inspection):
@@ -87,8 +90,33 @@ class RepeatedForward(Inspection):
                 self._ended[key] = call._replace(trained=())
         self._gradients.clear()
 
-    def begins(self, seen: SeenCall) -> _Open | None:
-        """Compare the call with earlier ones; return what is to be kept of it."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Compare the call with earlier ones, then keep it, and count it where it repeats one."""
+        compared, module = self._compared(seen), seen.module
+        if compared is None:
+            return
+        key, now, earlier, generator, place = compared
+        yield
+        spent_ns = yield
+        ended = now._replace(spent_ns=spent_ns, buffers=_buffers(module))
+        if earlier is None:
+            if len(self._ended) >= 32:
+                del self._ended[next(iter(self._ended))]
+            self._ended[key] = ended
+            return
+        # A third call repeats the second one, whose graph may be used by then.
+        latest = ended if ended.has_grad else earlier._replace(buffers=ended.buffers)
+        self._ended[key] = latest._replace(spent_ns=min(spent_ns, earlier.spent_ns))
+        self._count += 1
+        self._steps_with.add(ended.counts.steps)
+        self._ns += min(spent_ns, earlier.spent_ns)
+        self._without_grad += not (ended.has_grad and earlier.has_grad)
+        self._after_update += ended.parameters != earlier.parameters
+        self._random += generator is None or generator != generator_state()
+        self._place = place or self._place
+
+    def _compared(self, seen: SeenCall) -> _Compared | None:
+        """Return the call by its key, and what it repeats; None where it cannot be compared."""
         module, tensors = seen.module, list[Any]()
         if seen.is_bare or seen.is_watched:
             return None
@@ -100,32 +128,11 @@ class RepeatedForward(Inspection):
         now = _Call(owners, _versions(module), seen.counts, seen.has_grad, _trained(module) if seen.has_grad else ())
         earlier = self._ended.get(key)
         if earlier is None or not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now)):
-            return _Open(key, now)
+            return key, now, None, None, ""
         if earlier.buffers != _buffers(module):
-            return _Open(key, now)  # something has changed them since, such as a mask
+            return key, now, None, None, ""  # something has changed them since, such as a mask
         is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
-        return _Open(key, now, earlier, None if is_random else generator_state(), self._program.place_of(seen.caller))
-
-    def ends(self, of_call: _Open, module: Any, spent_ns: int) -> None:
-        """Keep the call, and count it where it repeats an earlier one."""
-        key, earlier = of_call.key, of_call.earlier
-        ended = of_call.now._replace(spent_ns=spent_ns, buffers=_buffers(module))
-        if earlier is None:
-            if len(self._ended) >= 32:
-                del self._ended[next(iter(self._ended))]
-            self._ended[key] = ended
-            return
-        # A third call repeats the second one, whose graph may be used by then.
-        latest = ended if ended.has_grad else earlier._replace(buffers=ended.buffers)
-        self._ended[key] = latest._replace(spent_ns=min(spent_ns, earlier.spent_ns))
-        is_random = of_call.generator is None or of_call.generator != generator_state()
-        self._count += 1
-        self._steps_with.add(ended.counts.steps)
-        self._ns += min(spent_ns, earlier.spent_ns)
-        self._without_grad += not (ended.has_grad and earlier.has_grad)
-        self._after_update += ended.parameters != earlier.parameters
-        self._random += is_random
-        self._place = of_call.place or self._place
+        return key, now, earlier, None if is_random else generator_state(), self._program.place_of(seen.caller)
 
     def facts(self, steps: int) -> RepeatFacts | None:
         """Return the repeated calls of so many steps; None where no call was repeated."""
@@ -229,21 +236,19 @@ class SlicedBatches(Inspection):
         self._seen_rows = 0
         self._place = ""
 
-    def begins(self, seen: SeenCall) -> tuple[_Part | None] | None:
-        """Return the part of a batch that the call gets, if any; None for a call that does not count."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Add the part of a batch that the call gets, if any, and keep nothing of it."""
         if seen.is_bare or not seen.has_grad:
-            return None
+            return
+        part = None
         with contextlib.suppress(Exception):  # of tensors that are not torch's own, or a state that cannot be compared
             others = [value for value in seen.inputs if type(value) not in _PLAIN]
             if len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"]):
-                return (_part(seen, others[0]),)
-        return (None,)
-
-    def begun(self, of_call: tuple[_Part | None]) -> None:
-        """Add the part to the batch that it belongs to, and keep nothing of it."""
+                part = _part(seen, others[0])
+        yield
         self._calls += 1
-        if of_call[0] is not None:
-            self._add(of_call[0])
+        if part is not None:
+            self._add(part)
 
     def _add(self, part: _Part) -> None:
         is_known = self._whole is not None and self._whole.matches(part.whole) and self._module == part.module
@@ -290,7 +295,6 @@ class RepeatedWeights(Inspection):
     def __init__(self, program: UserProgram) -> None:
         self._program = program
         self._names: dict[int, dict[int, str]] = {}  # of weights, by their ids, within each outermost module
-        self._handles: list[Any] = []
         self._thread = self._began_ns = 0  # of the call, and of the parametrization under way
         self._counts = Counts(0, 0, 0)
         self._weights: dict[int, str] = {}  # of the call under way
@@ -301,11 +305,11 @@ class RepeatedWeights(Inspection):
         self._parts: list[list[float]] = []  # of each step; of some of them another program has most of the time
         self._place = ""
 
-    def begins(self, seen: SeenCall) -> SeenCall | None:
-        """Add hooks for the call of a module with parametrizations."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Add the call; that of a module with parametrizations has hooks."""
         module = seen.module
         if not seen.has_grad or len(self._parts) >= 9:
-            return None
+            return
         if seen.counts.steps != self._counts.steps:
             if all(self._all_ns):
                 self._parts.append([spent / whole for spent, whole in zip(self._spent_ns, self._all_ns, strict=True)])
@@ -317,29 +321,10 @@ class RepeatedWeights(Inspection):
             self._names[id(module)] = {
                 id(module.get_submodule(path)): path.replace("parametrizations.", "") for path in lists
             }
-        self._weights = self._names[id(module)]
-        if self._weights:
-            hooks = sys.modules["torch"].nn.modules.module
-            self._handles.append(hooks.register_module_forward_pre_hook(self._enters))
-            self._handles.append(hooks.register_module_forward_hook(self._leaves))
-        return seen
-
-    def is_explored(self, of_call: Any = None) -> None:
-        """Remove the hooks."""
-        self._thread = 0
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def begun(self, of_call: SeenCall) -> SeenCall:
-        """Expect calls on this thread."""
-        self._thread = get_ident()
-        return of_call
-
-    def ends(self, of_call: SeenCall, module: Any, spent_ns: int) -> None:
-        """Add the call."""
-        self.is_explored()
-        self._all_ns[0] += spent_ns
+        self._weights, self._thread = self._names[id(module)], get_ident()
+        with hooks_of_all(self._enters, self._leaves) if self._weights else contextlib.nullcontext():
+            yield
+            self._all_ns[0] += yield
 
     def backward_begins(self) -> None:
         """Handle the begin of a backward pass."""

@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any, Final
 
 from training_profiler.inspections.inspection import (
+    Following,
     Inspection,
     SeenCall,
     UserProgram,
@@ -64,23 +65,20 @@ class GradientUse(Inspection):
         self._found: UnusedGradients | None = None
         self._examples: list[tuple[Callable[[], Any], str]] = []  # unused parameters, by module and name
 
-    def begins(self, seen: SeenCall) -> _Called | None:
-        """Return the module, if there are not too many."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Add the call of a module, if there are not too many."""
         module = seen.module
         if seen.is_bare or not seen.has_grad:
-            return None
+            return
         called = self._called.get(id(module))
         if called is None or called.module() is not module:
             if len(self._called) >= MOST_MODULES:
                 self._is_unknown = True
-                return None
+                return
             called = self._called[id(module)] = _Called(module, self._program.place_of(seen.caller))
         called.look_at(seen.inputs)
-        return called
-
-    def ends(self, of_call: _Called, module: Any, spent_ns: int) -> None:
-        """Add the time of the call."""
-        of_call.took(spent_ns)
+        yield
+        called.took((yield))
 
     def update_ends(self, optimizer: Any, steps: int) -> None:
         """Look up the parameters without an optimizer, once."""
@@ -210,7 +208,6 @@ class GraphUse(Inspection):
 
     def __init__(self, program: UserProgram) -> None:
         self._program = program
-        self._handle: Any = None  # of the hook that sees the outputs of the call under way
         self._module: Callable[[], Any] = lambda: None
         self._thread = 0  # of the call under way; 0 without any
         self._graph: _Graph | None = None  # of it
@@ -219,27 +216,29 @@ class GraphUse(Inspection):
         self._places: dict[str, int] = {}  # ns of calls with an unused graph, by class and line
         self._is_over = False
 
-    def begins(self, seen: SeenCall) -> bool | None:
-        """Put a hook on a module that is trained."""
+    def follow(self, seen: SeenCall) -> Following:
+        """Put a hook on a module that is trained, and keep the time of its call with the graph."""
         module = seen.module
         # Hooks forbid the fast path of transformer layers, which is only taken where nothing is trained.
         if not seen.has_grad or not any(parameter.requires_grad for parameter in parameters_within(module)):
-            return None
+            return
         if seen.is_watched or why_not_counted(sys.modules["torch"]) or self._program.may_be_compiled(module):
-            return None
+            return
         self._place = f"{type(module).__name__}\n{self._program.place_of(seen.caller)}"
         self._module = weakref.ref(module)
-        self._handle = module.register_forward_hook(self._returns)
-        return True
-
-    def is_explored(self, of_call: bool) -> None:
-        """Remove the hook."""
-        self._unhook()
-
-    def begun(self, of_call: bool) -> bool:
-        """Expect the outputs of the call on this thread."""
-        self._thread = get_ident()
-        return of_call
+        handle = module.register_forward_hook(self._returns)
+        try:
+            yield
+            self._thread = get_ident()
+            spent_ns = yield
+        finally:
+            self._thread = 0
+            handle.remove()
+            graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.took(spent_ns)
+            self._calls += 1
+            self._all_ns += spent_ns
 
     def _returns(self, module: Any, inputs: Any, output: Any) -> None:
         """Put a hook on the nodes that made the outputs."""
@@ -258,15 +257,6 @@ class GraphUse(Inspection):
             for node in nodes:
                 node.register_prehook(graph.reached)
 
-    def ends(self, of_call: bool, module: Any, spent_ns: int) -> None:
-        """Add the time of the call, and keep it with the graph."""
-        graph, self._graph = self._graph, None
-        self._unhook()
-        if graph is not None:
-            graph.took(spent_ns)
-            self._calls += 1
-            self._all_ns += spent_ns
-
     def _finish(self, graph: _Graph) -> None:
         if self._is_over or graph.is_used:
             return
@@ -277,14 +267,7 @@ class GraphUse(Inspection):
 
     def stop(self) -> None:
         """Look at no more calls. Graphs that are still there count as used."""
-        self._is_over, self._graph = True, None
-        self._unhook()
-
-    def _unhook(self) -> None:
-        self._thread = 0
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._is_over = True
 
     def facts(self, steps: int) -> UnusedGraphs | None:
         """Return the calls of so many steps whose graph nothing used; None where there are none."""

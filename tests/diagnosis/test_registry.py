@@ -1,7 +1,7 @@
 """A rule is registered once, by the decorator, and fires by the threshold that holds."""
 
 from training_profiler.diagnosis.finding import Finding
-from training_profiler.diagnosis.rule import Registry, Rule
+from training_profiler.diagnosis.registry import Registry, Rule
 
 
 def above(number, threshold):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from training_profiler.base.errors import ProfilerError, TraceError
 from training_profiler.base.text import printable_data, printable_lines
 from training_profiler.cli.common import runs_folder, write
-from training_profiler.diagnosis.rule import read_thresholds
+from training_profiler.diagnosis.registry import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
 from training_profiler.storage.run_folder import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES

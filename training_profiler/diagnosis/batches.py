@@ -1,6 +1,6 @@
 """Rules about batches so small that more samples would take hardly longer, and about those that are mostly padding."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.sections import (
     BACKWARD_PASS,
@@ -13,8 +13,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.program import NEARLY_EMPTY, is_on_cpu, per_step
-from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps
 from training_profiler.model.program import LOADER, RowFacts
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 
@@ -33,9 +32,10 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     The shortest passes count: others may have been delayed. None where operators were not counted, or where each has
     much to do, as with one long sequence or one large graph.
     """
-    parts, cpu, step = _parts(snapshot), snapshot.program.cpu, snapshot.step
+    parts, cpu, step = _of_slices(snapshot) or _of_batches(snapshot), snapshot.program.cpu, snapshot.step
     if parts is None or cpu is None or step is None:
         return None
+    evidence, times, update_s, text, effect, fix = parts
     # Of a step's forward and backward passes if none is delayed.
     passes = [(snapshot.sections.get(name), per_step(snapshot, name)) for name in (FORWARD_PASS, BACKWARD_PASS)]
     shortest = [each.min_s * count for each, count in passes if each is not None and each.min_s]
@@ -44,76 +44,67 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if shortest_s > NEARLY_EMPTY * cpu.operator_s * operators:
         return None
-    computing_s = snapshot.computing_s()
     # Longer passes than the shortest may have more to compute: more samples would take as much longer.
-    spent_s = min(computing_s, shortest_s * step.settled_count) + parts.update_s
-    cost = cost_of_steps(snapshot, threshold, spent_s * (1 - 1 / min(LARGER, parts.times)))
+    spent_s = min(snapshot.computing_s(), shortest_s * step.settled_count) + update_s
+    cost = cost_of_steps(snapshot, threshold, spent_s * (1 - 1 / min(LARGER, times)))
+    operator_s = shortest_s / operators
+    lines = evidence.pop("lines")
     return cost.finding(
-        f"{parts.text}: an operator takes {shortest_s / operators * 1e6:.1f} us, and starting one "
-        f"{cpu.operator_s * 1e6:.1f} us, so {parts.effect}",
-        parts.fix,
-        samples=parts.samples,
-        slices=parts.slices,
-        seconds_per_operator=shortest_s / operators,
+        f"{text}: an operator takes {operator_s * 1e6:.1f} us, and starting one {cpu.operator_s * 1e6:.1f} us, so "
+        f"{effect}",
+        fix,
+        **evidence,
+        seconds_per_operator=operator_s,
         least_seconds_per_operator=cpu.operator_s,
-        lines=parts.place,
+        lines=lines,
     )
 
 
-class _Parts(NamedTuple):
-    """What goes through the model at once."""
-
-    samples: float
-    slices: float  # of a batch; 1: the whole batch goes through at once
-    text: str
-    effect: str
-    place: str
-    fix: Fix
-    update_s: float  # of the optimizer, if fewer updates are part of the fix
-    times: float  # as many samples could go through it at once
+# Evidence, how many times the samples could go through the model at once, the time of updates if fewer of these are
+# part of the fix, what is too small, what as many samples would take, and the fix.
+_Parts = tuple[dict[str, Any], float, float, str, str, Fix]
 
 
-def _parts(snapshot: Snapshot) -> _Parts | None:
-    """Return what goes through the model: slices of a batch, or small batches; None for anything else."""
-    facts, loaders = snapshot.program.slices, [loader for loader in snapshot.loaders if loader.phase == "train"]
-    if facts is not None and facts.steps >= 5 and facts.slices >= MANY_SLICES * facts.steps:
-        slices = facts.slices / facts.steps
-        at = f" ({facts.place})" if facts.place else ""
-        return _Parts(
-            facts.rows,
-            slices,
-            f"A batch of {facts.of_rows} goes through the model in {slices:.3g} calls of {_samples(facts.rows)} each"
-            f"{at}",
-            f"one call with {min(LARGER, facts.of_rows / facts.rows):.3g} times the samples would take about as long",
-            facts.place,
-            Fix(
-                "Compute a whole batch or sequence at once instead of looping over it in Python: torch.func.vmap where "
-                "each sample needs a gradient of its own",
-                (Change.WHOLE_TENSORS,),
-            ),
-            0.0,
-            facts.of_rows / facts.rows,
-        )
+def _of_slices(snapshot: Snapshot) -> _Parts | None:
+    """Return what is known of a batch that goes through the model in slices; None without."""
+    facts = snapshot.program.slices
+    if facts is None or facts.steps < 5 or facts.slices < MANY_SLICES * facts.steps:
+        return None
+    slices, times = facts.slices / facts.steps, facts.of_rows / facts.rows
+    at = f" ({facts.place})" if facts.place else ""
+    return (
+        {"samples": facts.rows, "slices": slices, "lines": facts.place},
+        times,
+        0.0,
+        f"A batch of {facts.of_rows} goes through the model in {slices:.3g} calls of {_samples(facts.rows)} each{at}",
+        f"one call with {min(LARGER, times):.3g} times the samples would take about as long",
+        Fix(
+            "Compute a whole batch or sequence at once instead of looping over it in Python: torch.func.vmap where "
+            "each sample needs a gradient of its own",
+            (Change.WHOLE_TENSORS,),
+        ),
+    )
+
+
+def _of_batches(snapshot: Snapshot) -> _Parts | None:
+    """Return what is known of small batches; None for others, and where several loaders make them."""
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "train"]
     loader = max(loaders, key=lambda loader: loader.batches, default=None)
-    # One loader makes nearly all batches.
     least = max(10, 0.9 * sum(each.batches for each in loaders))  # one loader makes nearly all batches
     if loader is None or loader.batches < least or not loader.samples or loader.samples > TINY * loader.batches:
         return None
     samples = loader.samples / loader.batches
-    where = f" ({loader.made_at})" if loader.made_at else ""
-    return _Parts(
-        samples,
-        1.0,
-        f"Batches of {_samples(samples)}{where}",
+    return (
+        {"samples": samples, "slices": 1.0, "lines": loader.made_at},
+        LARGER,
+        snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0,
+        f"Batches of {_samples(samples)}" + (f" ({loader.made_at})" if loader.made_at else ""),
         f"a step with {LARGER:.0f} times the samples would take about as long",
-        loader.made_at,
         Fix(
             "Use larger batches if the training allows them: the same samples then make fewer updates, usually with "
             "another learning rate",
             (Change.OTHER_BATCHES,),
         ),
-        snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0,
-        LARGER,
     )
 
 
@@ -214,7 +205,6 @@ def _saved_loading_s(snapshot: Snapshot, loaders: list[LoaderStats]) -> float:
 @RULES.rule(
     "padding",
     threshold=0.10,  # of step time
-    label="PADDING",
     claims=(FORWARD_PASS, BACKWARD_PASS),
     saves=(0.6, 1.1),
     call=LOADER,

@@ -70,7 +70,6 @@ _FIXES: Final = {
 @RULES.rule(
     "growing-graph",
     0.10,  # of step time
-    label="GROWING GRAPH",
     claims=(BACKWARD_PASS,),
     saves=(0.7, 1.1),
     changes=(Change.DETACHED_STATE,),
@@ -114,7 +113,6 @@ def amount_at(grown: Grown, part: float) -> float:
 @RULES.rule(
     "growing-work",
     0.05,  # of step time
-    label="GROWING WORK",
     claims=lambda finding: (str(finding.evidence["section"]),),
     saves=(0.5, 1.1),
 )

@@ -8,8 +8,7 @@ from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FORWARD
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text, ms_text
 from training_profiler.diagnosis.change import when_text, work_of
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
 

@@ -8,11 +8,21 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, activities, spent_text, without_losses
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import slowest_loader
-from training_profiler.diagnosis.places import LINES_A_FUNCTION, NAMED_FROM, of_it, places_named, places_text
+from training_profiler.diagnosis.places import (
+    COPYING,
+    COPYING_S,
+    LINES_A_FUNCTION,
+    NAMED_FROM,
+    activities,
+    of_it,
+    places_named,
+    places_text,
+    spent_text,
+    without_losses,
+)
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.model.lines import NEARLY_ALL, WorkerLineStats

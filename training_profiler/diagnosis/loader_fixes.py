@@ -7,8 +7,8 @@ from typing import Final
 
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
+from training_profiler.diagnosis.places import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import (
     FREE_CPUS,
     LESS_LOCKED,

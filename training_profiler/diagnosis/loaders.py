@@ -7,8 +7,7 @@ from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_ST
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import OTHER, LoaderStats, Snapshot
 

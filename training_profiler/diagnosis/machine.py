@@ -16,13 +16,13 @@ from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
+    Saving,
     cost_of_steps,
     found,
     has_enough_steps,
     row_of,
     threshold_of,
 )
-from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import THREADS
 from training_profiler.model.snapshot import OTHER, Level, MachineStats, Snapshot
 

@@ -8,8 +8,7 @@ from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_run, found, has_enough_steps
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_run, found, has_enough_steps
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
@@ -56,7 +55,6 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     "short-epochs",
     threshold=0.15,  # of the training time
     saving=Saving.RUN,
-    label="SHORT EPOCHS",
     claims=(OUTSIDE_STEPS, CHECKPOINTING),
     saves=(0.8, 2.0),
 )

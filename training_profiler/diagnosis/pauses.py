@@ -6,9 +6,9 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.called_functions import COPYING_S
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
+from training_profiler.diagnosis.places import COPYING_S
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, SAYS_MORE_FROM, found, has_enough_steps
 from training_profiler.model.machine import ASKED, FULL, YOUNG, Pause
 from training_profiler.model.snapshot import OTHER, Snapshot

@@ -1,14 +1,230 @@
-"""Places in the user's code as findings name them, and which lines run Python instead of operators of torch."""
+"""Places in the user's code as findings name them, what their lines call, and what time in no section is spent on."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.base.sections import FORWARD_PASS
-from training_profiler.diagnosis.called_functions import MAKING_TENSORS, named
-from training_profiler.model.lines import hottest_functions, hottest_places
+from training_profiler.diagnosis.finding import Change, Fix
+from training_profiler.model.lines import READ_BY_FUNCTION, hottest_functions, hottest_places
 from training_profiler.model.snapshot import CHECKS, HOT_PLACES, HOT_SHARE, PYTHON, LineStats, Snapshot
+
+EACH_FROM: Final = 0.1
+
+
+def named(names: str) -> frozenset[str]:
+    """Return the names that stand in one text."""
+    return frozenset(names.split())
+
+
+class Activity(NamedTuple):
+    """A row of the table: functions that cost time and train nothing."""
+
+    text: str  # "most of it spent ..."
+    functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
+    fix: Fix
+    of: tuple[str, ...]  # all functions of these objects and modules
+    exactly: frozenset[str]  # functions, and no methods of these names
+
+    def matches(self, name: str) -> bool:
+        """Return whether a function of this name is one of these."""
+        if name in self.exactly:
+            return True
+        return name in self.functions or name.rpartition(".")[2] in self.functions or name.startswith(self.of)
+
+
+def _activity(
+    text: str,
+    functions: str,
+    advice: str,
+    *changes: Change,
+    of: tuple[str, ...] = (),
+    exactly: frozenset[str] = frozenset(),
+) -> Activity:
+    return Activity(text, named(functions), Fix(advice, changes), of, exactly)
+
+
+MAKING_TENSORS: Final = _activity(
+    "making tensors of lists and arrays",
+    "torch.tensor torch.as_tensor FloatTensor LongTensor np.array numpy.array",
+    "Make tensors of the data once, ahead of time, and take batches of them by index",
+    Change.AHEAD_OF_TIME,
+)
+COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
+COPYING: Final = _activity(
+    "copying objects",
+    "deepcopy clone state_dict load_state_dict",
+    "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
+    "Tensor.copy_ for a backup",
+    Change.FOREACH_AVERAGE,
+)
+ACTIVITIES: Final = (
+    _activity(
+        "in loops and functions of Python",
+        PYTHON,
+        "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
+        Change.WHOLE_TENSORS,
+    ),
+    _activity(
+        "drawing figures",
+        "savefig tight_layout imshow add_figure",
+        "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
+        Change.LESS_OFTEN,
+        of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
+    ),
+    _activity("pausing", "sleep", "Remove the pauses, or pause in a thread of its own"),
+    COPYING,
+    _activity(
+        "printing and writing",
+        "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
+        "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
+        "format repr",
+        "Write every n-th step, and only what is new",
+        Change.LESS_OUTPUT,
+    ),
+    _activity(
+        "opening and reading files",
+        "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
+        "numpy.load pickle.load yaml.safe_load",
+        "Open and read files once, before the loop",
+    ),
+    _activity(
+        "computing metrics",
+        "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
+        "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
+        "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
+        "precision_recall_fscore_support",
+        "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
+        Change.LESS_OFTEN,
+        Change.DETACH,
+    ),
+    MAKING_TENSORS,
+    _activity(
+        "making optimizers and schedulers",
+        "Adam AdamW SGD RMSprop Adagrad NAdam RAdam Adadelta LambdaLR StepLR CosineAnnealingLR OneCycleLR "
+        "ReduceLROnPlateau LinearLR SequentialLR",
+        "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
+        Change.ONE_OPTIMIZER,
+    ),
+    _activity(
+        "checking the arguments of probability distributions",
+        CHECKS,
+        "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
+        Change.NO_ARGUMENT_CHECKS,
+    ),
+    _activity(
+        "making and asking probability distributions",
+        "Categorical Normal Bernoulli Beta OneHotCategorical MultivariateNormal Dirichlet Independent "
+        "TransformedDistribution log_prob kl_divergence",
+        "Where a step makes several, make one distribution for a whole batch",
+        Change.ONE_DISTRIBUTION,
+    ),
+    _activity(
+        "filling tensors with zeros",
+        "zeros_like zero_",
+        "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",
+        Change.SET_TO_NONE,
+    ),
+    _activity(
+        "changing tensors in place",
+        "mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_",
+        "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
+        "weights, torch._foreach_add_ for an update",
+        Change.FOREACH,
+        Change.FOREACH_AVERAGE,
+    ),
+    _activity(
+        "emptying the cache of torch's allocator",
+        "empty_cache",
+        "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
+        Change.KEPT_CACHE,
+    ),
+    _activity(
+        "waiting for the network",
+        "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
+        "session.get session.post client.get client.post",
+        "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
+        Change.LESS_OFTEN,
+    ),
+    _activity(
+        "reading numbers out of tensors",
+        "item tolist numpy cpu",
+        "Keep tensors (.detach()) and read them every n-th step",
+        Change.LESS_OFTEN,
+        Change.DETACH,
+        exactly=READ_BY_FUNCTION,
+    ),
+    _activity(
+        "computing norms and statistics of tensors",
+        "norm isnan isfinite isinf histc histogram quantile allclose std var median",
+        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips "
+        "all gradients at once and returns their norm",
+        Change.FOREACH,
+        Change.LESS_OFTEN,
+    ),
+)
+
+
+# A training needs these: functions of torch.nn.functional, and their like in libraries.
+LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div")
+
+
+class Spent(NamedTuple):
+    """An activity in the unattributed time."""
+
+    activity: Activity
+    part: float  # of the time
+    lines_part: float  # of the time, with the rest of lines that mostly do this, such as the loop around a call
+    names: tuple[str, ...]  # of its functions with most of it, such as "copy.deepcopy()"
+
+
+def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> list[Spent]:
+    """Return what a good part of ``share`` of the run is spent on, the largest first; empty where that is not known.
+
+    ``has_forward``: it includes a forward pass, whose short operators may be taken for the loop around them.
+    """
+    called: Counter[str] = Counter()
+    for line in lines:
+        if not line.inside:  # the line only calls a library's loop, whose calls are not known
+            called.update(line.called)
+    spent = []
+    for activity in ACTIVITIES:
+        if has_forward and PYTHON in activity.functions:
+            continue
+        its = Counter({name: its_share for name, its_share in called.items() if activity.matches(name)})
+        whole = its.total()
+        if share and whole >= EACH_FROM * share:
+            names = [name for name, its_share in its.most_common(2) if its_share >= 0.2 * whole]
+            shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
+            with_rest = float(whole)
+            for line in lines:
+                of_line = sum(part for name, part in line.called.items() if activity.matches(name) and not line.inside)
+                with_rest += max(0.0, line.share - of_line) if of_line > 0.5 * line.share else 0.0  # all of it
+            spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
+    spent = sorted(spent, key=lambda each: -each.part)[:2]
+    return spent if sum(each.part for each in spent) >= 0.3 else []  # less is mostly something else
+
+
+def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
+    """Return the lines with what they do beside calling functions that compute a loss."""
+    others = []
+    for line in lines:
+        plain_names = {name: name.rpartition(".")[2] for name in line.called}
+        losses = {name for name, plain in plain_names.items() if plain in LOSSES or plain.endswith("_loss")}
+        called = {name: share for name, share in line.called.items() if name not in losses}
+        share = line.share - (sum(line.called.values()) - sum(called.values()))
+        if share >= EACH_FROM * line.share:
+            others.append(line if len(called) == len(line.called) else replace(line, share=share, called=called))
+    return others
+
+
+def spent_text(spent: Sequence[Spent]) -> str:
+    """Return "most of it spent copying objects (copy.deepcopy(), 60%)"."""
+    much = "most of it" if sum(each.part for each in spent) >= 0.5 else "much of it"
+    parts = [f"{each.activity.text} ({', '.join((*each.names, f'{each.part:.0%}'))})" for each in spent]
+    return f"{much} spent {' and '.join(parts)}"
+
 
 NAMED_FROM: Final = 0.25  # of a section, for a function to be named as its cause
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many

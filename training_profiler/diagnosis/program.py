@@ -8,8 +8,7 @@ from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_text
-from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps
 from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
 from training_profiler.model.snapshot import OTHER, Snapshot
 

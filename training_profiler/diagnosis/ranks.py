@@ -6,8 +6,15 @@ from typing import Final, NamedTuple
 from training_profiler.base.sections import DEVICE_SECTIONS, SYNCHRONIZATION, name_of
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, record_steps
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import (
+    MIN_SAVING_S,
+    RULES,
+    STEPS_NEEDED,
+    Saving,
+    found,
+    has_enough_steps,
+    row_of,
+)
 from training_profiler.diagnosis.shares import StepShare
 from training_profiler.model.ranks import RankStats
 from training_profiler.model.snapshot import OTHER, Snapshot

@@ -40,6 +40,7 @@ from training_profiler.diagnosis.finding import Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import (
     RULES,
     STEPS_NEEDED,
+    Saving,
     cause_first,
     each_second_once,
     has_enough_steps,
@@ -47,7 +48,6 @@ from training_profiler.diagnosis.registry import (
     threshold_of,
     with_step_time,
 )
-from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 
 THRESHOLDS: Final = RULES.thresholds()

@@ -36,12 +36,12 @@ from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
     RunRule,
+    Saving,
     cost_of_run,
     found,
     has_enough_steps,
     row_of,
 )
-from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import SectionStats, Snapshot

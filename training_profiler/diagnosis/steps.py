@@ -35,12 +35,12 @@ from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
     WORTH_SAYING,
+    Saving,
     claimed_in_steps_s,
     found,
     moves_with,
     row_of,
 )
-from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 

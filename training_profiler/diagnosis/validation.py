@@ -14,8 +14,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Change, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
-from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, has_enough_steps
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import LoaderStats, SectionStats, Snapshot
 

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import islice
@@ -42,27 +42,19 @@ def input_values(value: Any, tensors: list[Any]) -> Iterator[Any]:
     Raises:
         TypeError: it cannot be compared.
     """
-    kind = type(value)  # isinstance would ask an object that stands for another one
-    if _is_plain(kind):
-        yield from _plain(kind, value)
-    elif issubclass(kind, (list, tuple)):
-        yield len(value)
-        for inner in value:
-            yield from input_values(inner, tensors)
-    elif issubclass(kind, Mapping):
-        yield len(value)
-        for name, inner in value.items():
-            yield from input_values(name, tensors)
-            yield from input_values(inner, tensors)
-    elif kind in plain_classes(sys.modules["torch"]):
-        yield from _tensor(value, tensors)
-    elif dataclasses.is_dataclass(kind):
-        yield id(kind)
-        fields = vars(value)  # without its properties
-        for each in dataclasses.fields(kind):
-            yield from input_values(fields[each.name], tensors)
-    else:
-        raise TypeError(kind.__name__)
+
+    def others(kind: type, value: Any) -> Iterator[Any]:
+        if issubclass(kind, Mapping):
+            yield from input_values(dict(value), tensors)
+        elif dataclasses.is_dataclass(kind):
+            yield id(kind)
+            fields = vars(value)  # without its properties
+            for each in dataclasses.fields(kind):
+                yield from input_values(fields[each.name], tensors)
+        else:
+            raise TypeError(kind.__name__)
+
+    return _values(value, tensors, others)
 
 
 def state_of(module: Any, tensors: list[Any]) -> tuple[Any, ...]:
@@ -91,7 +83,7 @@ def are_same(before: Sequence[ObjectIdentity], tensors: Sequence[Any]) -> bool:
 
 
 def _of_modules(torch: Any, modules: list[Any], tensors: list[Any]) -> Iterator[Any]:
-    own, plain = _names_of_modules(), plain_classes(torch)
+    own = _names_of_modules()
     normalization = torch.nn.modules.batchnorm._NormBase
     for module in modules:
         if type(module).__module__.startswith("torch.nn.parallel"):  # DDP counts its calls
@@ -100,38 +92,41 @@ def _of_modules(torch: Any, modules: list[Any], tensors: list[Any]) -> Iterator[
         yield len(module._forward_hooks) + len(module._forward_pre_hooks)
         for name, value in vars(module).items():
             if name not in own:
-                yield from _state(value, tensors, plain, DEPTH)
+                yield from _state(value, tensors)
         if not isinstance(module, normalization):
             for buffer in module._buffers.values():
-                yield from _state(buffer, tensors, plain, DEPTH)
+                yield from _state(buffer, tensors)
 
 
-def _state(value: Any, tensors: list[Any], plain: tuple[type, ...], depth: int) -> Iterator[Any]:
-    kind = type(value)
-    if _is_plain(kind):
+def _state(value: Any, tensors: list[Any], depth: int = DEPTH) -> Iterator[Any]:
+    def others(kind: type, value: Any) -> Iterator[Any]:
+        yield id(value)
+        if depth and not _is_constant(kind):
+            for inner in _attributes(kind, value).values():
+                yield from _state(inner, tensors, depth - 1)
+
+    return _values(value, tensors, others)
+
+
+def _values(value: Any, tensors: list[Any], others: Callable[[type, Any], Iterator[Any]]) -> Iterator[Any]:
+    """Yield what a value is, through containers; ``others`` is asked for objects of other classes."""
+    kind = type(value)  # isinstance would ask an object that stands for another one
+    if issubclass(kind, (int, float, str, Enum, type(None))):
         yield from _plain(kind, value)
-    elif kind in plain:
+    elif kind in plain_classes(sys.modules["torch"]):
         yield from _tensor(value, tensors)
     elif issubclass(kind, _CONTAINERS):
         base = next(base for base in _CONTAINERS if issubclass(kind, base))
         yield base.__len__(value)
         for inner in base.__iter__(value):
-            yield from _state(inner, tensors, plain, depth)
+            yield from _values(inner, tensors, others)
     elif issubclass(kind, dict):
         yield dict.__len__(value)
-        for name, inner in dict.items(value):
-            yield from _state(name, tensors, plain, depth)
-            yield from _state(inner, tensors, plain, depth)
-    elif not depth or _is_constant(kind):
-        yield id(value)
+        for pair in dict.items(value):
+            for inner in pair:
+                yield from _values(inner, tensors, others)
     else:
-        yield id(value)
-        for inner in _attributes(kind, value).values():
-            yield from _state(inner, tensors, plain, depth - 1)
-
-
-def _is_plain(kind: type) -> bool:
-    return issubclass(kind, (int, float, str, Enum, type(None)))
+        yield from others(kind, value)
 
 
 def _plain(kind: type, value: Any) -> Iterator[Any]:

@@ -181,7 +181,7 @@ class Counting:
                     self._mode = counting_mode(self.counts)
                 self._mode.__enter__()
                 self._open.append(span)
-                self.counts.call_begins()
+                self.counts.graph.begins(self.counts.is_backward)
                 self._begun_ns = time.perf_counter_ns()
         except Exception as error:
             self._why_not = f"{type(error).__name__}: {error}"
@@ -189,7 +189,7 @@ class Counting:
     def _closes(self, span: object) -> None:
         if self._open and self._open[-1] is span:
             self._open.pop()
-            self.counts.call_ends()
+            self.counts.graph.ends(self.counts.is_backward)
             if not self.counts.is_backward:
                 self.forward_ns += time.perf_counter_ns() - self._begun_ns
             self._leave()

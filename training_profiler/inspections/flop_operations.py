@@ -68,7 +68,7 @@ class Operations:
         self._spent_ns = 0  # in operations
         self._times_ns = array("q"), array("q")
         self._kinds: tuple[list[Any], list[Any]] = [], []
-        self._graph = _GraphReader(torch)
+        self.graph = _GraphReader(torch)
         self._places: Counter[tuple[str, str]] = Counter()
         self._read_at = MANY + 1  # operations of forward passes
         self._random = random.Random(0)  # for an equal distance, all of a loop's may be the same operation
@@ -86,19 +86,10 @@ class Operations:
         self._times_ns[self.is_backward].append(spent_ns)
         self._kinds[self.is_backward].append(kind)
         if self.is_backward:
-            self._graph.ran(spent_ns)
+            self.graph.ran(spent_ns)
         elif len(self._times_ns[0]) >= self._read_at:
             self._read_at += self._random.randrange(1, 2 * READ_EACH)
             self._add_place(sys._getframe(1).f_back)
-
-    def call_begins(self) -> None:
-        """Note the begin of a counted forward pass, or of a backward pass."""
-        self._graph.begins(self.is_backward)
-
-    def call_ends(self) -> None:
-        """Note its end."""
-        if not self.is_backward:
-            self._graph.call_ends()
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python
@@ -121,7 +112,7 @@ class Operations:
         checks_ns = [ns for ns, name in zip(self._times_ns[1], names, strict=True) if name in NAN_CHECKS]
         checks = NanChecks(len(checks_ns), sum(checks_ns) / NS_PER_S, backward_s)
         long_forward, long_backward = self._long()
-        graph = self._graph
+        graph = self.graph
         return {
             "operators": self.operators,
             "forward": ForwardFacts(len(self._times_ns[0]), forward_s, calls_ns / NS_PER_S, *self._most_start_at()),
@@ -219,13 +210,15 @@ class _GraphReader:
         self.of_parameters: set[int] = set()  # nodes that take a parameter
 
     def begins(self, is_backward: bool) -> None:
+        """Note the begin of a counted forward pass, or of a backward pass."""
         if self._number is not None and is_backward:
             self._backward_from = self._number()
         elif self._number is not None:
             self._begins.append(self._number())
 
-    def call_ends(self) -> None:
-        if self._number is not None and len(self._ends) < len(self._begins):
+    def ends(self, is_backward: bool) -> None:
+        """Note its end."""
+        if self._number is not None and not is_backward and len(self._ends) < len(self._begins):
             self._ends.append(self._number())
 
     def ran(self, spent_ns: int) -> None:

@@ -3,12 +3,13 @@
 import contextlib
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from types import FunctionType, MethodType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import (
@@ -108,21 +109,14 @@ INNER_LOOKS: Final = 3  # batches, in which the layers of a trained module are l
 LEAST: Final = 0.01  # of the time of all modules
 
 
-class _Sample(NamedTuple):
-    """A parameter or buffer at the first call of its module; a weak reference of it would forbid ``swap_tensors``."""
-
-    owner: Callable[[], Any]
-    name: str
-    before: tuple[Any, ...]
-
-
 class _Frozen:
     """A module that was frozen in a call, perhaps one within the trained module ``outer``."""
 
     def __init__(self, module: Any, place: str, has_grad: bool, outer: Any = None) -> None:
         self.module: Callable[[], Any] = weakref.ref(module)
         self.outer: Callable[[], Any] | None = None if outer is None else weakref.ref(outer)
-        path = "" if outer is None else _path(outer, module)
+        # The names that lead to it, such as "encoder.layers.0".
+        path = "" if outer is None else next((path for path, each in outer.named_modules() if each is module), "")
         self.text = f"{path} of {type(outer).__name__}" if path else type(module).__name__
         self.place = place
         self.has_grad = has_grad
@@ -135,7 +129,8 @@ class _Frozen:
         ]
         spread = tensors[:: max(1, len(tensors) // (MOST_KEPT if outer is None else MOST_KEPT_INSIDE))]
         self.is_on_cpu = all(tensor.is_cpu for _, _, tensor in spread)
-        self.samples = [_Sample(weakref.ref(inner), name, _state(tensor)) for inner, name, tensor in spread]
+        # Parameters and buffers at the first call; a weak reference of one of them would forbid ``swap_tensors``.
+        self.samples = [(weakref.ref(inner), name, _state(tensor)) for inner, name, tensor in spread]
         self.batches = 0
         self.spent = 0.0  # in them: ns, or within another module, parts of its calls
 
@@ -146,12 +141,12 @@ class _Frozen:
 
     def stays(self, trained: set[int]) -> bool:
         """Return whether nothing has changed or trained it since, as far as its tensors are still there."""
-        for sample in self.samples:
-            owner = sample.owner()
+        for owner_of, name, before in self.samples:
+            owner = owner_of()
             if owner is None:
                 continue
-            tensor = owner._parameters.get(sample.name, owner._buffers.get(sample.name))
-            if tensor is None or _state(tensor) != sample.before:
+            tensor = owner._parameters.get(name, owner._buffers.get(name))
+            if tensor is None or _state(tensor) != before:
                 return False
             if tensor.requires_grad and (self.has_grad or id(tensor) in trained):
                 return False
@@ -171,7 +166,7 @@ class _InnerCalls:
         self._open: Any = None  # the frozen module under way
         self._began_ns = 0
         self._is_over = False
-        self.spent_ns: dict[int, int] = {}  # by the id of the module
+        self.spent_ns = Counter[int]()  # by the id of the module
 
     def begins(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Handle the begin of a call of a module, as a hook."""
@@ -198,7 +193,7 @@ class _InnerCalls:
                 needs_gradient = any(getattr(value, "requires_grad", False) for value in values)
                 self._is_over = needs_gradient or generator_state() != self._generator
                 if not self._is_over:
-                    self.spent_ns[id(module)] = self.spent_ns.get(id(module), 0) + now_ns - self._began_ns
+                    self.spent_ns[id(module)] += now_ns - self._began_ns
         except Exception:  # of modules with methods of their own
             self._is_over = True
 
@@ -218,12 +213,12 @@ class FrozenForward(Inspection):
         self._is_fetched = self._is_first = self._has_called = self._is_counted = False
         self._clean: list[tuple[ObjectIdentity, int]] = []  # inputs that depend on the batch alone
         self._random_iterator: tuple[Any, bool] = (None, False)  # the latest, and whether its samples are random
-        self._pending: dict[int, int] = {}  # ns of calls that no backward pass has followed yet, by module
-        self._pending_all: dict[int, int] = {}
+        self._pending = Counter[int]()  # ns of calls that no backward pass has followed yet, by module
+        self._pending_all = Counter[int]()
         self._fractions: list[dict[int, float]] = []  # of the looks inside that no backward pass has followed yet
         self._trained_modules: dict[int, tuple[Any, ...]] = {}  # their signatures, by id
         self._batches = self._looks = 0
-        self._all_ns: dict[int, int] = {}  # of all outermost calls
+        self._all_ns = Counter[int]()  # of all outermost calls
         self._found: list[tuple[float, _Frozen]] = []  # with their parts of that time
         self._all_s = 0.0  # of a batch
         self._facts: FrozenFacts | None = None  # of the last report
@@ -245,7 +240,7 @@ class FrozenForward(Inspection):
 
     def fetch_ends(self) -> None:
         """Handle the end of a fetch that returned a batch."""
-        self._pending, self._pending_all, self._fractions = {}, {}, []  # of an evaluation
+        self._forget_pending()  # they are of an evaluation
         self._generator, self._is_fetched, self._has_called, self._is_counted = None, True, False, False
         self._clean.clear()
         if self._before_fetch is not None and not is_watched():
@@ -258,14 +253,17 @@ class FrozenForward(Inspection):
         if self._is_fetched and not self._is_first:
             self._batches += not self._is_counted
             self._is_counted = True
-            for key, ns in self._pending_all.items():
-                self._all_ns[key] = self._all_ns.get(key, 0) + ns
+            self._all_ns.update(self._pending_all)
             self._looks += len(self._fractions)
             for key, ns in self._pending.items():
                 self._known[key].took(ns)
             for key, part in (item for parts in self._fractions for item in parts.items()):
                 self._known[key].took(part)
-        self._pending, self._pending_all, self._fractions = {}, {}, []
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        for each in (self._pending, self._pending_all, self._fractions):
+            each.clear()
 
     # Calls
 
@@ -289,13 +287,13 @@ class FrozenForward(Inspection):
         except GeneratorExit:  # later calls are taken for random, as after any that is not followed to its end
             self._generator = None
             raise
-        self._pending_all[key] = self._pending_all.get(key, 0) + spent_ns
+        self._pending_all[key] += spent_ns
         if inner is not None:
             self._fractions.append({layer: ns / max(1, spent_ns) for layer, ns in inner.spent_ns.items()})
         if frozen is None or is_watched() or (before is not None and generator_state() != before):
             self._generator = None  # later calls may depend on what it returns
         else:
-            self._pending[key] = self._pending.get(key, 0) + spent_ns
+            self._pending[key] += spent_ns
 
     def _look_at(self, seen: SeenCall) -> tuple[_Frozen | None, _InnerCalls | None, tuple[Any, ...] | None]:
         """Return the module if it is frozen and the call depends on the batch alone, else what looks at its layers.
@@ -352,11 +350,11 @@ class FrozenForward(Inspection):
         self._is_fetched, self._random_iterator = False, (None, False)
 
     def _decide(self) -> None:
-        all_ns = sum(self._all_ns.values())
+        all_ns = self._all_ns.total()
         for frozen in self._known.values() if all_ns else ():
             ns, batches = frozen.spent, self._batches
             if frozen.outer is not None:
-                ns = frozen.spent / max(1, self._looks) * self._all_ns.get(id(frozen.outer()), 0)
+                ns = frozen.spent / max(1, self._looks) * self._all_ns[id(frozen.outer())]
                 batches = self._looks
             # On a device a change of ``p.data`` is not seen: a module like a trained one may be its average.
             is_copy = not frozen.is_on_cpu and frozen.signature in self._trained_modules.values()
@@ -416,21 +414,6 @@ def _signature(module: Any) -> tuple[Any, ...]:
     """Return what a module and its moving average have in common."""
     parameters = [each for inner in modules_within(module) for each in inner._parameters.values() if each is not None]
     return type(module), len(parameters), sum(each.numel() for each in parameters)
-
-
-def _path(outer: Any, module: Any) -> str:
-    """Return the names that lead from one module to another: "encoder.layers.0"."""
-    waiting = [(outer, "")]
-    visited: set[int] = set()
-    while waiting:
-        inner, path = waiting.pop()
-        if inner is module:
-            return path
-        if id(inner) not in visited:
-            visited.add(id(inner))
-            named = inner._modules.items()
-            waiting += [(each, f"{path}.{name}" if path else name) for name, each in named if each is not None]
-    return ""
 
 
 def _is_function(module: Any) -> bool:

@@ -51,10 +51,7 @@ class GrowthWatch:
         self._updates = self._newest = self._before = 0
         self._walks = False  # through the graph of the next loss
         self._makers: dict[int, str] = {}  # of the nodes of variables: by their numbers, the variables' names
-        self._kept_at: tuple[str, str] = (
-            "",
-            "",
-        )  # the variable that leads there; the line of the backward pass
+        self._kept_at = "", ""  # the variable that leads there; the line of the backward pass
         self._own = 0  # nodes of the last graph that were made in its step
         self._points: dict[tuple[str, str], list[tuple[int, float]]] = {}  # by kind and name: backward pass and amount
         self._paths: dict[str, str] = {}

@@ -69,13 +69,10 @@ class GraphMarks:
             self._followed += 1
             self._kept += any(mark() is not None for mark in marks)
             if self.is_over and self._kept and self._site is not None:
-                self._look_for_lines(self._site)
+                beside_the_training("kept losses", lambda: self._name_lines(self._site))
 
-    def _look_for_lines(self, site: CallSite) -> None:
-        def name_lines() -> None:
-            self._place = lines_that_keep(site)
-
-        beside_the_training("kept losses", name_lines)
+    def _name_lines(self, site: CallSite | None) -> None:
+        self._place = "" if site is None else lines_that_keep(site)
 
     def facts(self) -> KeptGraphs | None:
         """Return what was found so far; None where no graph is old enough."""

@@ -207,7 +207,9 @@ class Padding(Inspection):
                 self._what = self._what or mask.what
                 return runs
         kept = (rows.shape[1] - rows.runs).sort().values
-        if any(_are_lengths(lengths, kept) for lengths in batch.lengths):
+        # Integers, in order. A real token at the end of a row may have the value of padding.
+        same = [int((each == kept).sum()) for each in batch.lengths if each.shape == kept.shape]
+        if max(same, default=-1) >= 0.9 * len(kept):
             self._what = self._what or "the lengths"
             return rows.runs
         if (rows.of_shape, rows.value) in embedded:
@@ -318,12 +320,6 @@ def _of_keys(mask: Any) -> Any:
     while mask.dim() > 2:  # heads, then queries: the last one sees all keys where each sees only those before it
         mask = mask[:, 0] if mask.dim() > 3 else mask[:, -1]
     return mask
-
-
-def _are_lengths(lengths: Any, kept: Any) -> bool:
-    """Return whether these integers, in order, are what rows have besides padding."""
-    # A real token at the end of a row may have the value of padding.
-    return lengths.shape == kept.shape and int((lengths == kept).sum()) >= 0.9 * len(kept)
 
 
 def _has_positions(made: Shape, rows: int, length: int) -> bool:

@@ -24,7 +24,8 @@ class _Layer:
     def __init__(self, module: Any, inputs: tuple[Any, ...], place: str) -> None:
         self.kind = type(module).__name__
         self.place = place
-        self.work = _work(module, inputs)
+        width = inputs[0].shape[-1]  # products of a step in one gate:
+        self.work = int(inputs[0].numel() // width * module.hidden_size * (width + module.hidden_size))
         self.calls = self.ns = self.sequences = 0
         self.length = 0  # of the sequence so far
         self.first = 0  # the least number of a node that made an output of the sequence
@@ -100,7 +101,9 @@ class RecurrentSteps(Inspection):
                 self.stop()
                 return
         if id(module) not in self._has_recurrent:
-            self._has_recurrent[id(module)] = _has_recurrent(module) and not self._program.may_be_compiled(module)
+            kinds = sys.modules["torch"].nn.RNNBase, sys.modules["torch"].nn.RNNCellBase
+            is_recurrent = any(isinstance(each, kinds) for each in modules_within(module))
+            self._has_recurrent[id(module)] = is_recurrent and not self._program.may_be_compiled(module)
         self._thread, self._calls_in_call, self._reading_ns = get_ident(), 0, 0
         with hooks_of_all(self._enters, self._leaves) if self._has_recurrent[id(module)] else contextlib.nullcontext():
             yield
@@ -194,17 +197,6 @@ def _is_single_step(module: Any, inputs: tuple[Any, ...]) -> bool:
         return False
     shape = inputs[0].shape
     return len(shape) > 1 and shape[1 if len(shape) > 2 and module.batch_first else 0] == 1
-
-
-def _has_recurrent(module: Any) -> bool:
-    torch = sys.modules["torch"]
-    return any(isinstance(each, (torch.nn.RNNBase, torch.nn.RNNCellBase)) for each in modules_within(module))
-
-
-def _work(module: Any, inputs: tuple[Any, ...]) -> int:
-    """Return the products of a step in one gate of a layer."""
-    width = inputs[0].shape[-1]
-    return int(inputs[0].numel() // width * module.hidden_size * (width + module.hidden_size))
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -207,17 +207,6 @@ def _rate(module: Any, name: str) -> float | None:
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
-class _Part(NamedTuple):
-    """What a call gets of a batch."""
-
-    whole: Any
-    offset: int
-    rows: int
-    module: tuple[Any, ...]  # the module, the step, and the state before the call
-    tensors: list[Any]  # of that state
-    caller: Any
-
-
 class SlicedBatches(Inspection):
     """Looks at the outermost calls of some steps, by the shapes of their inputs.
 
@@ -240,32 +229,34 @@ class SlicedBatches(Inspection):
         """Add the part of a batch that the call gets, if any, and keep nothing of it."""
         if seen.is_bare or not seen.has_grad:
             return
-        part = None
+        others, tensors, module = [value for value in seen.inputs if type(value) not in _PLAIN], list[Any](), None
         with contextlib.suppress(Exception):  # of tensors that are not torch's own, or a state that cannot be compared
-            others = [value for value in seen.inputs if type(value) not in _PLAIN]
-            if len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"]):
-                part = _part(seen, others[0])
+            is_tensor = len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"])
+            if is_tensor and _is_part(others[0]):
+                module = (seen.counts.steps, id(seen.module), *state_of(seen.module, tensors))
         yield
         self._calls += 1
-        if part is not None:
-            self._add(part)
+        if module is not None:
+            self._add(others[0], module, tensors, seen.caller)
 
-    def _add(self, part: _Part) -> None:
-        is_known = self._whole is not None and self._whole.matches(part.whole) and self._module == part.module
-        if not is_known or not are_same(self._tensors, part.tensors):
-            self._whole, self._module, self._seen_rows = ObjectIdentity(part.whole), part.module, 0
-            self._tensors = [ObjectIdentity(tensor) for tensor in part.tensors]
+    def _add(self, part: Any, module: tuple[Any, ...], tensors: list[Any], caller: Any) -> None:
+        """Add a part to the batch that it belongs to; ``module`` is what gets it, the step, and the state before."""
+        whole, offset = part._base, part.storage_offset()
+        is_known = self._whole is not None and self._whole.matches(whole) and self._module == module
+        if not is_known or not are_same(self._tensors, tensors):
+            self._whole, self._module, self._seen_rows = ObjectIdentity(whole), module, 0
+            self._tensors = [ObjectIdentity(tensor) for tensor in tensors]
             self._seen.clear()
-        if part.offset in self._seen:
+        if offset in self._seen:
             return
-        self._seen.add(part.offset)
-        self._seen_rows += part.rows
-        if self._seen_rows == part.whole.shape[0]:
+        self._seen.add(offset)
+        self._seen_rows += part.shape[0]
+        if self._seen_rows == whole.shape[0]:
             self._slices += len(self._seen)
             self._rows += self._seen_rows
             self._of_rows = self._seen_rows
             self._whole = None
-            self._place = self._place or self._program.place_of(part.caller)
+            self._place = self._place or self._program.place_of(caller)
 
     def facts(self, steps: int) -> SliceFacts | None:
         """Return the slices of so many steps; None without any, or where most calls have something else."""
@@ -274,16 +265,12 @@ class SlicedBatches(Inspection):
         return SliceFacts(steps, self._slices, self._rows / self._slices, self._of_rows, self._place)
 
 
-def _part(seen: SeenCall, tensor: Any) -> _Part | None:
-    """Return the part of a batch that a call gets; None where its input is none."""
+def _is_part(tensor: Any) -> bool:
+    """Return whether a tensor has some rows of a batch, at most half of them."""
     whole, rows = tensor._base, tensor.shape[0] if tensor.dim() else 0
     if whole is None or not rows or tensor.dim() != whole.dim() or tensor.shape[1:] != whole.shape[1:]:
-        return None
-    if 2 * rows > whole.shape[0] or whole.storage_offset() or tensor.stride() != whole.stride():
-        return None
-    tensors: list[Any] = []
-    module = (seen.counts.steps, id(seen.module), *state_of(seen.module, tensors))
-    return _Part(whole, tensor.storage_offset(), rows, module, tensors, seen.caller)
+        return False
+    return bool(2 * rows <= whole.shape[0] and not whole.storage_offset() and tensor.stride() == whole.stride())
 
 
 class RepeatedWeights(Inspection):

@@ -150,19 +150,15 @@ class GradientUse(Inspection):
         return UnusedGradients(numbers, all_numbers, min(1.0, part), min(1.0, passed_on), is_whole, *most[1:])
 
     def facts(self, steps: int) -> UnusedGradients | None:
-        """Return what was found; None if nothing was, or an optimizer has got such a parameter since."""
-        if self._found is not None and self._is_trained_by_now():
-            self._found = None
-        return self._found
-
-    def _is_trained_by_now(self) -> bool:
-        """Return whether an optimizer has such a parameter, or that is not known: a module may have changed since."""
+        """Return what was found; None if nothing was, or an optimizer has got such a parameter since, or may have."""
         try:
             trained = self._program.trained()
             modules = ((module, name) for module_of, name in self._examples if (module := module_of()) is not None)
-            return any(id(module.get_parameter(name)) in trained for module, name in modules)
-        except Exception:
-            return True
+            if any(id(module.get_parameter(name)) in trained for module, name in modules):
+                self._found = None
+        except Exception:  # a module may have changed since
+            self._found = None
+        return self._found
 
 
 def _gradient(parameter: Any) -> tuple[int, int, Any]:

@@ -184,8 +184,7 @@ def _sinks(given: object) -> tuple[str, ...]:
 
 def _thresholds(given: object) -> dict[str, float]:
     # Here, because few runs override a threshold, and importing the rules takes time.
-    from training_profiler.diagnosis.registry import RULES
-    from training_profiler.diagnosis.rule import read_thresholds
+    from training_profiler.diagnosis.registry import RULES, read_thresholds
 
     return read_thresholds(given, RULES.thresholds(), f"example: {_THRESHOLDS_EXAMPLE}")
 

@@ -6,7 +6,7 @@ from typing import Final
 from training_profiler.base.table import shortened
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_MS, counted
 from training_profiler.diagnosis.finding import Finding
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.operators import MOST_UNCLASSIFIED

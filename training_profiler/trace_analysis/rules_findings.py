@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S
 from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, check
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import rules_device, rules_host  # noqa: F401
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OPTIMIZER
 from training_profiler.trace_analysis.rules_registry import RULES

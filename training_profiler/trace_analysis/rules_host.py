@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.diagnosis.finding import Finding
-from training_profiler.diagnosis.rule import Saving
+from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import gaps
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.rules_registry import (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis.finding import Finding
-from training_profiler.diagnosis.rule import Need, Registry, Rule
+from training_profiler.diagnosis.registry import Need, Registry, Rule
 from training_profiler.trace_analysis.trace import Trace
 
 

@@ -1,10 +1,11 @@
-"""Rules about several loaders: each fires, is silent just below, and without data."""
+"""Rules about loaders, and calls whose arguments a fix names: each fires, is silent just below, and without data."""
 
 from dataclasses import replace
 
-from tests.support.recording import snapshot_of
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.model.lines import StreamRepeats
-from training_profiler.model.snapshot import LoaderStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.model.program import LOADER, OPTIMIZER, CallFacts, CallSite, OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, WorkerLineStats, WorkerStats
 
 
 def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:
@@ -28,6 +29,73 @@ def streaming(repeats: StreamRepeats | None, *others: LoaderStats, lines: tuple[
     workers = WorkerStats(2, 100, 0.5, 0.05, 0.1, 0.05, 0.0, 90, lines=lines, repeats=repeats)
     stream = loader("0", 0.001, num_workers=2, data_set="Stream", made_at="train.py:41", workers=workers)
     return run_with(stream, *others)
+
+
+def restarting(passes, batches=100, first_share=0.6, start_s=0.0, **changes):
+    """Return a run of 100 steps and 10 s, in which ``passes`` of the batches are the first of theirs."""
+    run = snapshot_of({"data_loading": 0.7, "forward_pass": 0.1, "backward_pass": 0.2}, steps=100)
+    sections = dict(run.sections)
+    sections["data_loading"] = replace(sections["data_loading"], count=batches)
+    total_s = 10 * first_share
+    sections["first_fetch"] = section_stats(
+        "first_fetch", first_share, count=passes, total_s=total_s, parent="data_loading", step_total_s=total_s
+    )
+    if start_s:
+        sections["worker_start"] = section_stats(
+            "worker_start", start_s / 10, count=passes, total_s=start_s, parent="data_loading", step_total_s=start_s
+        )
+    return replace(run, sections=sections, **changes)
+
+
+FETCH = LineStats("train.py", 9, "main", 0.6, 600, called={"next": 0.6})
+
+
+def with_unattributed(*lines, share=0.2):
+    """Return a run with a pass for each batch, and 2 s in no section, which these lines have."""
+    run = restarting(100, first_share=0.5, lines={"first_fetch": (FETCH,), "other": lines})
+    sections = {**run.sections, **snapshot_of({"other": share}, steps=100).sections}
+    return replace(run, sections={name: sections[name] for name in (*run.sections, "other")})
+
+
+def cut_loader(name, cut_passes, wait_s, batches=100, **others):
+    return LoaderStats(name, batches, None, wait_s, data_avg_s=wait_s / batches, cut_passes=cut_passes, **others)
+
+
+def with_two(cut_passes=99, wait_s=6.0, **others):
+    """Return a run with another loader, whose passes have 50 batches."""
+    return restarting(
+        102, batches=200, loaders=(cut_loader("0", 0, 1.0), cut_loader("1", cut_passes, wait_s, **others))
+    )
+
+
+def with_start(run, **figures):
+    """Return a run whose loaders start workers for 1 s."""
+    figures = {"count": 100, "total_s": 1.0, "parent": "data_loading", "step_total_s": 1.0, **figures}
+    return replace(run, sections={**run.sections, "worker_start": section_stats("worker_start", 0.1, **figures)})
+
+
+REST = LineStats("train.py", 12, "main", 0.02, 20)
+IN_SAMPLER = (LineStats("data.py", 9, "main", share=0.25, samples=100, phase="sampler"),)
+WORKERS = with_two(wait_s=3.0, num_workers=2)
+
+
+TRAIN = CallFacts(LOADER, "DataLoader", CallSite("train.py", 41), (("num_workers", "0"), ("pin_memory", "False")))
+VALIDATE = CallFacts(LOADER, "DataLoader", CallSite("train.py", 44), (("num_workers", "4"),))
+IN_LIBRARY = TRAIN._replace(site=CallSite("train.py", 9, inside="acme/data.py:7 make"))
+ADAM = CallFacts(OPTIMIZER, "Adam", CallSite("train.py", 50), (("fused", "None"),))
+SGD = CallFacts(OPTIMIZER, "SGD", CallSite("train.py", 52), (("fused", "None"),))
+
+
+def waiting(calls: tuple[CallFacts, ...], made_at: str = "train.py:41") -> Snapshot:
+    run = snapshot_of({"data_loading": 0.5, "backward_pass": 0.5})
+    loader = LoaderStats("0", 100, None, 5.0, num_workers=0, made_at=made_at)
+    return replace(run, loaders=(loader,), program=ProgramFacts(calls=calls))
+
+
+def optimizing() -> Snapshot:
+    run = snapshot_of({"optimizer_step": 0.5, "backward_pass": 0.5})
+    facts = ProgramFacts(OptimizerFacts("SGD", 20, ("float32",), ("cpu",), has_fused=True), calls=(ADAM, SGD))
+    return replace(run, program=facts)
 
 
 SAYS = {
@@ -55,6 +123,28 @@ SAYS = {
         ),
         "just beyond chance": mixed(0.61, 0.5),
     },
+    "loader-restarted": {
+        "for each batch": restarting(100),
+        "dropping iterators": with_unattributed(replace(FETCH, share=0.18, samples=180, called={"next": 0.18}), REST),
+        "another iterator is dropped": with_unattributed(
+            LineStats("train.py", 20, "main", 0.18, 180, called={"next": 0.18})
+        ),
+        "another call": with_unattributed(replace(FETCH, share=0.18, called={"augment": 0.18})),
+        "one of two": with_two(),
+        "one of two starts workers": with_start(WORKERS),
+        "a validation starts workers": with_start(WORKERS, step_total_s=0.0),
+        "starting workers": restarting(100, first_share=0.3, start_s=3.0),
+    },
+    "data-loading-bound": {
+        "one of two loaders has a call": waiting((TRAIN, VALIDATE)),
+        "the only call of a loader": waiting((TRAIN, ADAM), ""),
+        "a library's call": waiting((IN_LIBRARY,), "train.py:9"),
+        "no call is known": waiting(()),
+        "which of two calls is not known": waiting((TRAIN, VALIDATE), ""),
+        "the call of an optimizer": waiting((ADAM,), ""),
+        "the call of another loader": waiting((VALIDATE,)),
+    },
+    "optimizer-heavy": {"the call of the one with most parameters": optimizing()},
 }
 SILENT = {
     "stream-repeated": {
@@ -85,4 +175,14 @@ SILENT = {
         "not asked": mixed(0.56, None),
         "unknown": mixed(None, 0.5),
     },
+    "loader-restarted": {
+        "five batches a pass": restarting(20),
+        "few passes": restarting(9, batches=9),
+        "fast": restarting(100, first_share=0.05),
+        "epochs of one batch": restarting(100, program=ProgramFacts(epochs=100)),
+        "one of two is mostly whole": with_two(cut_passes=80),
+        "one of two is fast": with_two(wait_s=0.4),
+        "one of two has few passes": with_two(cut_passes=9, batches=9),
+    },
+    "sampler-slow": {"it is the cause": replace(with_two(), lines={"data_loading": IN_SAMPLER})},
 }

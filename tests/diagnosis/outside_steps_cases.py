@@ -1,10 +1,17 @@
-"""Runs that spend their time before the first step or between steps, and others."""
+"""Runs that spend their time before the first step, between steps, or in an environment."""
 
 from dataclasses import replace
 
-from tests.support.recording import snapshot_of
-from training_profiler.model.program import ProgramFacts
-from training_profiler.model.snapshot import OUTSIDE_STEPS, LineStats, StartupPart, StartupStats
+from tests.support.recording import section_stats, snapshot_of
+from training_profiler.model.program import NOTHING_KNOWN, ActingFacts, ProgramFacts
+from training_profiler.model.snapshot import (
+    OUTSIDE_STEPS,
+    DeviceTimingStats,
+    LineStats,
+    Snapshot,
+    StartupPart,
+    StartupStats,
+)
 
 ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
 ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)
@@ -50,6 +57,33 @@ def begun(*parts, wall_s=60.0, has_steps=True):
 TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
 
 
+def line(number: int, share: float, called: str = "", phase: str = "") -> LineStats:
+    return LineStats("ppo.py", number, "main", share, 50, phase=phase, called={called: share} if called else {})
+
+
+LINES = (line(9, 0.1, "env.step"), line(10, 0.05, "buffer.add"), line(11, 0.05))
+PHASES = (line(4, 0.15, phase="rollout > environment"), line(4, 0.05, phase="rollout > replay buffer"))
+
+
+def acting(
+    rows: float = 1.0, policy: float = 0.3, others: float = 0.2, lines=LINES, training_rows: float = 64.0
+) -> Snapshot:
+    """Return a run of 10 s in steps, of which 2,000 calls of the policy and what is beside them take these shares.
+
+    A forward pass of the training takes 10 ms.
+    """
+    passes = {"forward_pass": 0.1, "backward_pass": 0.9 - policy - others}
+    run = snapshot_of({**passes, "forward_without_grad": policy, "rollout": others})
+    seconds = {"forward_without_grad": policy * 10, "rollout": (policy + others) * 10}
+    sections = {
+        name: section_stats(name, run.sections[name].share, count=2000, total_s=total_s, step_total_s=total_s)
+        for name, total_s in seconds.items()
+    }
+    sections["forward_without_grad"] = replace(sections["forward_without_grad"], parent="rollout")
+    run = replace(run, sections={**run.sections, **sections}, lines={"rollout": lines})
+    return replace(run, program=run.program._replace(acting=ActingFacts(rows, training_rows)))
+
+
 SAYS = {
     "slow-startup": {
         "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
@@ -68,6 +102,15 @@ SAYS = {
         "passes of steps are not its lines": run_with(1.0, 60.0, lines=(replace(ENVIRONMENT, share=0.6),)),
         "one kind": run_with(0.0, 50.0, lines=(replace(ENVIRONMENT, share=0.5),)),
         "a part of the run in no section, without passes": run_with(passes_s=15.0, rest_s=20.0),
+    },
+    "rollout-heavy": {
+        "lines say what is beside the policy": acting(),
+        "a library's phases say it": acting(lines=PHASES),
+        "nothing says it": acting(lines=()),
+        "the policy takes most": acting(policy=0.6, others=0.05),
+        "the environment takes most": acting(policy=0.1, others=0.4),
+        "a row takes half as long in a batch": acting(training_rows=13.3),
+        "on a GPU": replace(acting(), device=DeviceTimingStats("cuda", "NVIDIA A100", "events", 100)),
     },
 }
 SILENT = {
@@ -100,5 +143,13 @@ SILENT = {
         "a notebook between cells": run_with(0.5, 90.0, lines=(replace(ENVIRONMENT, share=0.14),)),
         "a short run": replace(run_with(passes_s=5.0, rest_s=3.0), wall_s=12.0),
         "no steps": replace(run_with(), step=None),
+    },
+    "rollout-heavy": {
+        "environments act together": acting(rows=8.0),
+        "calls differ": replace(acting(), program=NOTHING_KNOWN),
+        # An observation takes as long in a batch of eight as alone: a large model.
+        "each row takes its time": acting(training_rows=6.0),
+        "rollouts take little": acting(policy=0.08, others=0.06),
+        "no rollouts": snapshot_of({"backward_pass": 0.5, "forward_without_grad": 0.5}),
     },
 }

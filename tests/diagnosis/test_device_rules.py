@@ -1,15 +1,16 @@
-"""Rules about idle and shared devices, and what the time of the host costs while a device works."""
+"""Rules about accelerators, about precision, and rules whose figures depend on the device."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.diagnosis import Finding
+from training_profiler.base.peaks import peak_of
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import within_idle_time
-from training_profiler.model.program import OptimizerFacts, ProgramFacts
-from training_profiler.model.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
+from training_profiler.model.program import CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import PROFILER, GpuStats, Level, LineStats, MachineStats, Snapshot, Throughput
 
 
 def run_at(utilization: float | None, samples: int = 5, **shares: float) -> Snapshot:
@@ -81,6 +82,136 @@ def lasting(wall_s: float) -> Snapshot:
     return replace(HALF, wall_s=wall_s, step=replace(HALF.step, before_s=5.0))
 
 
+def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
+    """Return a run of 64 steps of 0.125 s: ``shares`` of the host's time, ``device_shares`` of the device's."""
+    run = snapshot_of(shares, steps=64, step_s=0.125)
+    sections = {
+        name: replace(section, device_count=spans, device_total_s=device_shares[name] * 0.125 * spans)
+        if name in device_shares
+        else section
+        for name, section in run.sections.items()
+    }
+    return replace(run, sections=sections)
+
+
+def found(run: Snapshot, code: str) -> Finding | None:
+    return next((finding for finding in diagnose(run) if finding.code == code), None)
+
+
+BUSY = {"forward_pass": 0.25, "backward_pass": 0.625, "optimizer_step": 0.0625}
+QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0.0625}
+
+
+def test_long_first_compilation_does_not_change_device_time():
+    run = on_device(QUEUED, BUSY)
+    forward = run.sections["forward_pass"]
+    # It is in the host's mean, and no part of the steps after warm-up.
+    slow = replace(forward, avg_s=10 * forward.avg_s, total_s=forward.total_s + 60, step_total_s=forward.total_s + 60)
+    run = replace(run, sections={**run.sections, "forward_pass": slow})
+    assert run.total_of_step_s("forward_pass") == pytest.approx(0.25 * 8.0)
+    assert run.idle_device_s() == pytest.approx(0.0625 * 8.0)
+
+
+def test_spans_outside_steps_do_not_count_as_device_time_of_steps():
+    run = on_device({"forward_pass": 0.5}, {"forward_pass": 0.25})
+    forward = run.sections["forward_pass"]
+    twice = replace(forward, count=128, total_s=2 * forward.total_s)
+    run = replace(run, sections={**run.sections, "forward_pass": twice})
+    assert run.total_of_step_s("forward_pass") == pytest.approx(0.25 * 8.0)
+
+
+def test_idle_device_time_is_unknown_inside_a_section_around_the_step():
+    run = on_device({"train_step": 1.0, **QUEUED}, {"train_step": 1.0, **BUSY})
+    inside = {name: replace(run.sections[name], parent="train_step") for name in QUEUED}
+    lines = {"train_step": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    run = replace(run, sections={**run.sections, **inside}, lines=lines)
+    assert run.idle_device_s() is None
+    assert found(run, "waits-for-device") is not None
+
+
+def test_a_finding_has_the_devices_time_of_a_section_and_not_only_the_hosts():
+    """67% of the time at 0.85 of the peak, of which bfloat16 leaves 7%; the host's passes take 6% of the step."""
+    finding = found(busy_for(AHEAD, 0.97), "full-precision")
+    assert finding is not None
+    assert finding.potential_saving_s == pytest.approx(8.0 * 0.67 / 0.85 * (1 - 66.9 / 989.4))
+    assert finding.actions[0].part == pytest.approx((1 - 66.9 / 494.7) / (1 - 66.9 / 989.4))
+
+
+def test_a_replayed_forward_and_backward_pass_leave_the_rest_of_the_hosts_step():
+    """Of 125 ms the host queues passes for 100 ms; the device works for 31.25: 31.25 to 56.25 ms are left."""
+    finding = found(busy_for(on_device(MANY, MANY), 0.25), "gpu-utilization")
+    assert finding is not None
+    assert finding.potential_saving_s == pytest.approx(64 * 0.125 * 0.75)
+    assert finding.actions[0].part == pytest.approx((125 - (31.25 + 56.25) / 2) / (125 * 0.75))
+
+
+def test_idle_device_time_is_unknown_without_device_time_of_forward():
+    assert on_device(QUEUED, {"backward_pass": 0.625}).idle_device_s() is None
+    assert on_device({"backward_pass": 0.5}, {"backward_pass": 0.625}).idle_device_s() == pytest.approx(0.375 * 8.0)
+
+
+WAITING = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+IDLE = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
+FETCHED = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
+UNEQUAL = on_device({"forward_pass": 0.1, "backward_pass": 0.2}, {"forward_pass": 0.125, "backward_pass": 0.625})
+FORWARD = on_device({"forward_pass": 0.7, "backward_pass": 0.2}, {"forward_pass": 0.7, "backward_pass": 0.2})
+
+
+def busy_for(run: Snapshot, busy: float) -> Snapshot:
+    return replace(run, machine=MachineStats(samples=9, gpus=(GpuStats(0, loop_utilization=Level(busy, busy, busy)),)))
+
+
+def queueing(avg_s: float) -> Snapshot:
+    """Return a run whose forward and backward pass take the device 125 ms of each step, whatever call waits."""
+    run = snapshot_of(QUEUED, steps=64, step_s=avg_s, std_s=0.2, median_s=0.01)
+    device = {"forward_pass": 0.025, "backward_pass": 0.1}
+    sections = {
+        name: replace(section, device_count=64, device_total_s=64 * device[name]) if name in device else section
+        for name, section in run.sections.items()
+    }
+    return replace(run, sections=sections)
+
+
+H200 = Throughput(8.0, dtype="float32", device="NVIDIA H200", tflops=44.8, peak_tflops=66.9, mfu=0.67)
+# Both the passes are queued in 6% of the step; the host waits for the device in a copy from pageable memory.
+AHEAD = replace(on_device({"data_transfer": 0.9, **QUEUED}, {"data_transfer": 0.02, **BUSY}), throughput=H200)
+MANY = {"forward_pass": 0.3, "backward_pass": 0.5, "optimizer_step": 0.15}  # of the host; the device waits between
+
+
+SLOW = CpuSpeed("bfloat16", 2.0, 3e-6, 80.0)
+
+
+def run_with(cpu: CpuSpeed, dtype: str = "bfloat16", flops: float = 4e8, autocast: str = "bfloat16") -> Snapshot:
+    """Return 100 steps of 100 ms, 90 of them in forward and backward passes."""
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.5})
+    rates = Throughput(10.0, flops_per_step=flops, dtype=dtype)
+    return replace(run, program=ProgramFacts(cpu=cpu, autocast=autocast), throughput=rates, wall_s=10.0)
+
+
+def on_gpu(
+    dtype: str = "float32", mfu: float = 0.6, busy: float | None = 0.97, device: str = "NVIDIA H200", **program: str
+) -> Snapshot:
+    """Return 100 steps of 100 ms on a GPU."""
+    run = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.6})
+    peak = peak_of(device, dtype)
+    tflops, most = (None, None) if peak is None else (mfu * peak[0], peak[0])
+    share = None if peak is None else mfu
+    rates = Throughput(
+        10.0, flops_per_step=1e12, dtype=dtype, device=device, tflops=tflops, peak_tflops=most, mfu=share
+    )
+    gpu = GpuStats(0, device, loop_utilization=None if busy is None else Level(busy, 1.0, busy))
+    return replace(
+        run,
+        program=ProgramFacts(**program),
+        throughput=rates,
+        machine=MachineStats(samples=9, gpus=(gpu,)),
+        wall_s=10.0,
+    )
+
+
+NOT_HALF = CpuSpeed("float32", 80.0, 3e-6)
+
+
 SAYS = {
     "gpu-utilization": {
         "busy for most of it": run_at(0.75),
@@ -92,8 +223,36 @@ SAYS = {
         "the profiler is not between steps": replace(HALF, wall_s=12.0, sections=HALF.sections | OWN),
         "no cause of most of it": run_at(0.1, data_loading=0.16, forward_pass=0.3, backward_pass=0.5),
         "no cause": run_at(0.4),
+        "what the host queues": busy_for(on_device(MANY, MANY), 0.25),
+        "what the host queues beside long work": busy_for(on_device(MANY, MANY), 0.7),
+        "a host that waits in passes": busy_for(on_device({"forward_pass": 0.2, "backward_pass": 0.2}, MANY), 0.3),
+        "without device time": busy_for(snapshot_of(MANY, steps=64, step_s=0.125), 0.25),
     },
     "shared-gpu": {"comes first": shared_run(0.61), "just over a tenth": shared_run(0.11)},
+    "full-precision": {
+        "of a host that waits in a copy": busy_for(AHEAD, 0.97),
+        "float32": on_gpu(),
+        "tf32": on_gpu("tf32", 0.5),
+        "just over a tenth": on_gpu("tf32", 0.171),
+    },
+    "healthy": {"a host waits for a busy device": replace(on_device(QUEUED, BUSY), lines=WAITING)},
+    "step-time-varies": {"beyond what the device computes": queueing(0.25)},
+    "waits-for-device": {"at most the idle time": replace(on_device(QUEUED, IDLE), lines=WAITING)},
+    "data-loading-bound": {
+        "the device waits": on_device({"data_loading": 0.5, **QUEUED}, FETCHED),
+        "nine spans do not stand for all": on_device(
+            {"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY}, spans=9
+        ),
+    },
+    "slowest-component": {"by device time": on_device({**QUEUED, "logging": 0.04}, BUSY)},
+    "backward-slow": {"on a busy device": busy_for(UNEQUAL, 0.95)},
+    "forward-dominates": {"on a busy device": busy_for(FORWARD, 0.95), "on an idle device": busy_for(FORWARD, 0.4)},
+    "slow-precision": {
+        "a quarter of the speed in float32": run_with(SLOW),
+        "parameters in half precision": run_with(SLOW, autocast=""),
+        "the ratio of products, without counted operations": run_with(SLOW, flops=0.0),
+        "just twice as fast": run_with(SLOW._replace(float32_gflops=4.0), flops=0.0),
+    },
 }
 SILENT = {
     "gpu-utilization": {
@@ -108,5 +267,32 @@ SILENT = {
         "unknown": shared_run(None),
         "its own": shared_run(0.0),
         "few samples": shared_run(0.6, samples=4),
+    },
+    "step-time-varies": {"as long as the device computes": queueing(0.125)},
+    "data-loading-bound": {
+        "hidden from the device": on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
+    },
+    "backward-slow": {
+        "times of two clocks": on_device({"forward_pass": 0.01, "backward_pass": 0.5}, {"backward_pass": 0.5}),
+        "on a device that waits for the host": busy_for(UNEQUAL, 0.4),
+    },
+    "slow-precision": {
+        "not twice as fast": run_with(SLOW._replace(float32_gflops=3.9)),
+        "units for it": run_with(SLOW._replace(gflops=160.0)),
+        "not measured": run_with(SLOW._replace(float32_gflops=0.0)),
+        "float32": run_with(NOT_HALF, dtype="float32"),
+        "another type was measured": run_with(NOT_HALF),
+        "as much as float32 takes": run_with(SLOW, flops=1.7e9),
+        "on an accelerator": replace(run_with(SLOW), program=ProgramFacts(autocast="bfloat16")),
+    },
+    "full-precision": {
+        "autocast": on_gpu(autocast="bfloat16"),
+        "parameters in half precision": on_gpu("bfloat16"),
+        "idle device": on_gpu(busy=0.6),
+        "unknown utilization": on_gpu(busy=None),
+        "little arithmetic": on_gpu(mfu=0.09),
+        "little arithmetic in tf32": on_gpu("tf32", 0.169),
+        "unknown device": on_gpu(device="NVIDIA Unheard-of"),
+        "no bfloat16": on_gpu(device="Tesla T4"),
     },
 }

@@ -9,13 +9,19 @@ from training_profiler.diagnosis.finding import Evidence, Finding
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
 from training_profiler.model.machine import Level, MachineStats
 from training_profiler.model.program import (
+    LOADER,
+    CallFacts,
+    CallSite,
     CompileFacts,
+    ComputedWeights,
     CpuSpeed,
     ForwardFacts,
     KeptGraphs,
     LongOperators,
     OptimizerFacts,
+    PaddingFacts,
     ProgramFacts,
+    RecurrentFacts,
     RepeatFacts,
     SliceFacts,
 )
@@ -167,6 +173,73 @@ OPTIMIZERS = {
     "on CUDA without foreach": ON_CUDA._replace(foreach=False),
     "on CUDA without foreach, and without a fused form": ON_CUDA._replace(foreach=False, has_fused=False),
 }
+
+
+LITTLE, MUCH = 50_000, 500_000
+GRU = RecurrentFacts("GRU", 24.0, 0.6, 0.9, True, MUCH, "model.py:10")
+OPERATORS = ProgramFacts(ADAM, cpu=CPU, operators=12_000, forward=ForwardFacts(12_000, 0.03, 0.2, "model.py:10", "GRU"))
+
+
+def with_facts(**facts):
+    return run_with(OPERATORS._replace(**facts))
+
+
+CELL = GRU._replace(kind="GRUCell", part=0.9, loop=0.95, work=LITTLE)
+WEIGHTS = ComputedWeights("turn.weight", 1, 8.0, 0.6, 0.7, "model.py:10")
+
+
+PADDED = PaddingFacts(24, 0.86, 0.91, 0.67, 0.84, 0.98, "padding_idx=0", "train.py:28 collate")
+GROUPED = PADDED._replace(padding=0.45, worst=0.6, to_longest=0.0, grouped=0.4, what="the mask")
+FACTS = ProgramFacts(ADAM, cpu=CPU, operators=200, padding=PADDED)
+LOADERS = {
+    name: CallFacts(LOADER, "DataLoader", CallSite("train.py", 51, inside=inside))
+    for name, inside in (("own", ""), ("trainer", "transformers/trainer.py:812 get_train_dataloader"))
+}
+
+
+def padded(loader="own", facts=PADDED, **others):
+    return run_with(FACTS._replace(padding=facts, calls=(LOADERS[loader],), **others))
+
+
+OF_800 = LONG._replace(operators=800)  # what is between them may take all of the rest
+
+
+def with_loop(part: float, facts: ForwardFacts, samples: int = 100, called: str = "<python>") -> Snapshot:
+    """Return a run in whose forward pass a line runs a loop in Python for this part of the time."""
+    run = run_with(ProgramFacts(ADAM, forward=facts))
+    share = run.sections["forward_pass"].share
+    line = LineStats("model.py", 9, "Net.forward", share, samples, called={called: part * share})
+    return replace(run, lines={"forward_pass": (line,)})
+
+
+def with_too_many(uncounted: int, called: str = "<python>") -> Snapshot:
+    """Return a run in whose forward pass a layer takes half of the time, and a loop that fills a mask 40%."""
+    run = run_with(ProgramFacts(ADAM, uncounted=uncounted))
+    share = run.sections["forward_pass"].share
+    layer = LineStats("model.py", 38, "Block.forward", 0.5 * share, 100, called={"self.attn": 0.5 * share})
+    # What the loop stores has no call: mask[i, j] = 0.
+    loop = LineStats("model.py", 9, "mask", 0.4 * share, 90, called={called: 0.1 * share})
+    return replace(run, lines={"forward_pass": (layer, loop)})
+
+
+def with_a_small_batch(median_s: float) -> Snapshot:
+    """Return a run with a loop in its forward passes, of which the last is a tenth of the others."""
+    run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
+    forward = replace(run.sections["forward_pass"], min_s=0.004, p50_s=median_s)
+    return replace(run, sections={**run.sections, "forward_pass": forward})
+
+
+def varied(run: Snapshot, **figures: float) -> Snapshot:
+    return replace(run, sections={**run.sections, "forward_pass": replace(run.sections["forward_pass"], **figures)})
+
+
+def forward_of(optimizer: OptimizerFacts | None = ADAM, **figures: float) -> ProgramFacts:
+    return ProgramFacts(optimizer, forward=LONG._replace(**figures))
+
+
+COUNTED = run_with(forward_of())
+
+
 SAYS = {
     "small-operators": {
         "computing nothing": MANY,
@@ -196,6 +269,8 @@ SAYS = {
             backward=LongOperators(60, 0.069, 0.1),
         ),
         "compiled": run_with(MANY.program._replace(compiled=CompileFacts(1, 2.0))),
+        "no recurrent layer": with_facts(recurrent=None),
+        "an input depends on outputs": with_facts(recurrent=GRU._replace(is_known=False)),
     },
     "double-precision": {"float64": run_with(ProgramFacts(ADAM), dtype="float64")},
     "repeated-backward": {
@@ -242,6 +317,33 @@ SAYS = {
         "one sample": with_batches(ONE),  # 90 us an operator
         "slices of a batch": with_batches(WHOLE, slices=SLICES),
     },
+    "computed-weights": {
+        "one weight": with_facts(weights=WEIGHTS),
+        "several weights": with_facts(weights=WEIGHTS._replace(weights=3)),
+    },
+    "time-step-loop": {
+        "a layer": with_facts(recurrent=GRU),
+        "a cell": with_facts(recurrent=GRU._replace(kind="LSTMCell", work=LITTLE)),
+    },
+    "padding": {
+        "to the longest of the data set": padded(),
+        "of a trainer": padded("trainer"),
+        "to the longest of the batch": padded(facts=GROUPED),
+        "to the longest of the batch, of a trainer": padded("trainer", GROUPED),
+        "many small operators": padded(operators=12_000),
+    },
+    "python-in-forward": {
+        "80% is outside of operators": run_with(ProgramFacts(ADAM, cpu=CPU, operators=300, forward=LONG)),
+        # On a busy machine the mean is longer than the shortest forward pass; the part is not smaller there.
+        "the shortest pass shows it": varied(COUNTED, min_s=0.030),
+        "a loop among many operators": with_loop(0.5, OF_800),
+        "too many to be counted": with_too_many(15_000),
+        "as long as the counted pass": with_a_small_batch(median_s=0.05),
+        **{
+            f"in {called}()": with_loop(0.5, OF_800, called=called)
+            for called in ("random.sample", "np.random.choice", "torch.tensor", "re.findall")
+        },
+    },
 }
 SILENT = {
     "small-operators": {
@@ -254,6 +356,9 @@ SILENT = {
         "12.9 us each, and what starting one takes is unknown": run_with(ProgramFacts(ADAM, operators=7_000)),
         "no optimizer of torch": run_with(MANY.program._replace(optimizer=None)),
         "as many as layers need": run_with(MANY.program._replace(optimizer=ADAM._replace(tensors=1_500))),
+        "a loop over steps": with_facts(recurrent=GRU),
+        "a cell that no layer computes faster": with_facts(recurrent=CELL),
+        "operators of weights that are computed again": with_facts(weights=WEIGHTS),
     },
     "double-precision": {dtype: run_with(ProgramFacts(ADAM), dtype=dtype) for dtype in ("float32", "bfloat16", "")},
     "repeated-backward": {
@@ -283,5 +388,42 @@ SILENT = {
         "one batch is shorter": changed(
             changed(with_batches(ONE), "forward_pass", min_s=0.0008), "backward_pass", min_s=0.001
         ),
+    },
+    "computed-weights": {
+        "none": with_facts(weights=None),
+        "it takes no time": with_facts(weights=WEIGHTS._replace(part=0.03, part_of_backward=0.02)),
+    },
+    "time-step-loop": {
+        "an input depends on outputs": with_facts(recurrent=GRU._replace(is_known=False)),
+        "a cell that no layer computes faster": with_facts(recurrent=CELL),
+        "on CUDA": with_facts(recurrent=GRU, optimizer=ADAM._replace(devices=("cuda",))),
+        "compiled": with_facts(recurrent=GRU, compiled=CompileFacts(1, 1.0)),
+    },
+    "padding": {
+        "nothing is known": run_with(FACTS._replace(padding=None)),
+        "few positions": padded(facts=PADDED._replace(padding=0.08, to_longest=0.06, grouped=0.08)),
+        "hardly any operation has all positions": padded(facts=PADDED._replace(part=0.05)),
+        "only starting operators takes time": padded(operators=28_000),
+        "what is left cannot go": padded(facts=PADDED._replace(to_longest=0.0, grouped=0.0)),
+        "compiled": padded(facts=None, compiled=CompileFacts(1, 1.0)),
+    },
+    "python-in-forward": {
+        "not counted": run_with(ProgramFacts(ADAM)),
+        "in operators": run_with(forward_of(operators_s=0.03)),
+        "many operators, which is another finding": run_with(forward_of(operators=800)),
+        "operators between modules take the rest": run_with(forward_of(calls_s=0.01)),
+        "compiled": run_with(forward_of()._replace(compiled=CompileFacts(1, 2.0))),
+        "a device that may be busy instead": run_with(forward_of(ADAM._replace(devices=("cuda",)))),
+        "no optimizer": run_with(forward_of(None)),
+        "a delay in the counted step": varied(COUNTED, min_s=0.012),
+        "only loops of too many are known": with_too_many(0),
+        "too many, in a layer": with_too_many(15_000, called="self.attn"),
+        "a delayed step is not usual": with_a_small_batch(median_s=0.02),
+        "a fifth of the time": with_loop(0.2, OF_800),
+        "a function of torch": with_loop(0.9, OF_800, called="torch.roll"),
+        "a function of the program": with_loop(0.9, OF_800, called="random_mask"),
+        "no time outside of operators": with_loop(0.9, OF_800._replace(operators_s=0.035), called="np.dot"),
+        "few samples": with_loop(0.5, OF_800, samples=20),
+        "a loop of operators": with_loop(0.9, OF_800._replace(operators_s=0.035)),
     },
 }

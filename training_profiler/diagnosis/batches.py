@@ -66,7 +66,7 @@ _Parts = tuple[dict[str, Any], float, float, str, str, Fix]
 
 
 def _of_slices(snapshot: Snapshot) -> _Parts | None:
-    """Return what is known of a batch that goes through the model in slices; None without."""
+    """Return a batch that goes through the model in slices; None without."""
     facts = snapshot.program.slices
     if facts is None or facts.steps < 5 or facts.slices < MANY_SLICES * facts.steps:
         return None
@@ -87,7 +87,7 @@ def _of_slices(snapshot: Snapshot) -> _Parts | None:
 
 
 def _of_batches(snapshot: Snapshot) -> _Parts | None:
-    """Return what is known of small batches; None for others, and where several loaders make them."""
+    """Return small batches; None for others, and where several loaders make them."""
     loaders = [loader for loader in snapshot.loaders if loader.phase == "train"]
     loader = max(loaders, key=lambda loader: loader.batches, default=None)
     least = max(10, 0.9 * sum(each.batches for each in loaders))  # one loader makes nearly all batches

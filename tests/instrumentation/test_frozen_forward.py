@@ -1,17 +1,19 @@
-"""Modules that are not trained, and whose outputs depend on a loader's batch alone, are found in early steps."""
+"""Modules that are not trained, and whose outputs depend on a batch alone, are found; so is random data, by names."""
 
 import contextlib
 import random
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from training_profiler.inspections import frozen_forward
-from training_profiler.inspections.frozen_forward import MOST_MODULES
+from training_profiler.inspections.frozen_forward import MOST_MODULES, draws_random_numbers
 
 pytestmark = pytest.mark.flaky(reruns=2)  # shares of real time, and fewer batches on a busy machine
 
@@ -338,3 +340,67 @@ def test_nothing_of_the_program_is_kept(training):
     assert not frozen._known
     assert not frozen._clean
     assert training.instrumented.instrumentation.early_steps._open is None
+
+
+PLAIN = TensorDataset(torch.zeros(4, 2))
+
+
+class RandomCrop:
+    """As of torchvision."""
+
+
+class Resize:
+    def __call__(self, x):
+        return x[:1]
+
+
+class Shifted:
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __getitem__(self, index):
+        return index + self.rng.normal()
+
+
+class Never:
+    """Anything of it that is called raises."""
+
+    def __getattribute__(self, name):
+        raise AssertionError
+
+
+def noisy(x):
+    return x + torch.randn_like(x)
+
+
+def with_noise():
+    inner = noisy
+    return lambda x: inner(x)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SimpleNamespace(transform=SimpleNamespace(transforms=[Resize(), RandomCrop()])),
+        Shifted(None),
+        Subset(Shifted(None), [0]),
+        {"transform": noisy},
+        with_noise(),
+        Shifted(None).__getitem__,
+    ],
+)
+def test_random_numbers_are_found(value):
+    assert draws_random_numbers(PLAIN, value)
+
+
+@pytest.mark.parametrize(
+    "value", [PLAIN, Subset(PLAIN, [0]), SimpleNamespace(transform=Resize()), [Resize()] * 1000, None, partial(len)]
+)
+def test_plain_samples_are_the_same(value):
+    assert not draws_random_numbers(value)
+
+
+def test_a_loop_ends():
+    value = SimpleNamespace()
+    value.own = [value] * 3
+    assert not draws_random_numbers(value)

@@ -28,7 +28,7 @@ from training_profiler.diagnosis.change import (
     work_of,
 )
 from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
-from training_profiler.diagnosis.finding import RECORD_SLOW_STEPS, Change, Finding, Fix
+from training_profiler.diagnosis.finding import RECORD_SLOW_STEPS, Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
 from training_profiler.diagnosis.registry import (
@@ -292,10 +292,23 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag first fetches, with worker start, of over 5 median fetches and 1 % of step time, or of the epoch."""
     first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
-    if first is not None and first.count and fetches is not None and fetches.p50_s is not None:
-        if sum(each.phase == "train" for each in snapshot.loaders) > 1:
-            return _workers_start_slowly(snapshot)
-        return _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
+    if first is None or not first.count or fetches is None or fetches.p50_s is None:
+        slow = _slow_in_epochs(snapshot, threshold)
+    elif sum(each.phase == "train" for each in snapshot.loaders) > 1:
+        slow = _workers_start_slowly(snapshot)
+    else:
+        slow = _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
+    if slow is None or slow[2] < MIN_SAVING_S:
+        return None
+    message, evidence, saving_s = slow
+    return found(message, evidence, first_batch_fix(snapshot), saving_s=saving_s)
+
+
+_Slow = tuple[str, Evidence, float] | None  # a message, its evidence, and what is saved in s
+
+
+def _slow_in_epochs(snapshot: Snapshot, threshold: float) -> _Slow:
+    """Return what epochs say, where sections do not."""
     slow = [
         (epoch.first_fetch_s - epoch.median_fetch_s, epoch)
         for epoch in snapshot.epochs
@@ -305,24 +318,20 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         and epoch.first_fetch_s > threshold * epoch.median_fetch_s
         and epoch.first_fetch_s - epoch.median_fetch_s > FIRST_FETCH_SHARE * epoch.wall_s
     ]
-    extra_s = sum(extra_s for extra_s, _ in slow)
-    # The first epoch has to start its workers in any case.
-    potential_saving_s = extra_s * (len(slow) - 1) / len(slow) if slow else 0.0
-    if len(slow) < 2 or potential_saving_s < MIN_SAVING_S:
+    if len(slow) < 2:
         return None
-    epochs_s = sum(epoch.wall_s for _, epoch in slow)
+    extra_s, epochs_s = sum(extra_s for extra_s, _ in slow), sum(epoch.wall_s for _, epoch in slow)
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
-    return found(
+    return (
         f"The first batch of each epoch takes {time_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         {"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
-        first_batch_fix(snapshot),
-        saving_s=potential_saving_s,
+        extra_s * (len(slow) - 1) / len(slow),  # the first epoch has to start its workers in any case
     )
 
 
-def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Finding | None:
-    """Return the finding from the sections ``first_fetch`` and ``worker_start``, as far as they lie in steps."""
+def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> _Slow:
+    """Return what the sections ``first_fetch`` and ``worker_start`` say, as far as they lie in steps."""
     start = snapshot.sections.get(WORKER_START)
     start_s = 0.0 if start is None else start.step_total_s
     spent_s, passes = first.step_total_s + start_s, round(first.spans_in_steps)
@@ -330,35 +339,25 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
     if passes < 2 or spent_s <= threshold * median_s * passes or extra_s <= FIRST_FETCH_SHARE * step_s:
         return None
-    potential_saving_s = extra_s * (passes - 1) / passes  # the first epoch has to start its workers in any case
-    if potential_saving_s < MIN_SAVING_S:
-        return None
     workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
-    return found(
+    return (
         f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         {"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
-        first_batch_fix(snapshot),
-        saving_s=potential_saving_s,
+        extra_s * (passes - 1) / passes,  # the first epoch has to start its workers in any case
     )
 
 
-def _workers_start_slowly(snapshot: Snapshot) -> Finding | None:
-    """Return the finding about several loaders: only starting workers is known to belong to the begin of a pass."""
+def _workers_start_slowly(snapshot: Snapshot) -> _Slow:
+    """Return what several loaders say: only starting workers belongs to the begin of a pass for sure."""
     start, loaders = snapshot.sections.get(WORKER_START), sum(each.phase == "train" for each in snapshot.loaders)
-    if start is None:
-        return None
-    passes, spent_s = round(start.spans_in_steps), start.step_total_s
+    passes, spent_s = (0, 0.0) if start is None else (round(start.spans_in_steps), start.step_total_s)
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
     if passes <= loaders or spent_s <= FIRST_FETCH_SHARE * step_s:
         return None
-    potential_saving_s = spent_s * (passes - loaders) / passes
-    if potential_saving_s < MIN_SAVING_S:
-        return None
-    return found(
+    return (
         f"Workers of the {loaders} loaders are started {passes} times, which takes "
         f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
         {"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
-        first_batch_fix(snapshot),
-        saving_s=potential_saving_s,
+        spent_s * (passes - loaders) / passes,
     )

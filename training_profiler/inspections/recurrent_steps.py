@@ -2,12 +2,18 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
-from training_profiler.inspections.inspection import Following, Inspection, SeenCall, UserProgram, hooks_of_all
+from training_profiler.inspections.inspection import (
+    Following,
+    Inspection,
+    SeenCall,
+    UserProgram,
+    hooks_of_all,
+    tensors_within,
+)
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.model.program import RecurrentFacts
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -139,7 +145,7 @@ class RecurrentSteps(Inspection):
             reading_ns = perf_counter_ns()
             layer = self._layers[id(module)] = _Layer(module, inputs, self._program.place_of(frame))
             self._reading_ns += perf_counter_ns() - reading_ns  # the first time takes milliseconds
-        states = [value for value in _tensors(inputs[1:]) if value.grad_fn is not None]
+        states = [value for value in tensors_within(inputs[1:]) if value.grad_fn is not None]
         if not layer.length or not any(map(layer.made, states)):
             layer.begin_sequence()
             self._parts_of.clear()
@@ -154,7 +160,7 @@ class RecurrentSteps(Inspection):
 
     def _look_for_parts(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Note where an input without gradient is a part of another tensor than the one before."""
-        for at, value in enumerate(_tensors(inputs)):
+        for at, value in enumerate(tensors_within(inputs)):
             if not value.requires_grad:
                 whole = value if value._base is None else value._base
                 self._is_known &= self._parts_of.setdefault((id(module), at), ObjectIdentity(whole)).matches(whole)
@@ -166,7 +172,7 @@ class RecurrentSteps(Inspection):
         with contextlib.suppress(Exception):
             layer = self._layers.get(id(module))
             if layer is not None and _is_single_step(module, inputs):
-                layer.took(now_ns - self._layer_began_ns, _nodes(_tensors((output,))))
+                layer.took(now_ns - self._layer_began_ns, _nodes(tensors_within(output)))
                 self._loop_ended_ns, self._has_calls = now_ns, True
                 self._calls_in_call += 1
 
@@ -197,15 +203,6 @@ def _is_single_step(module: Any, inputs: tuple[Any, ...]) -> bool:
         return False
     shape = inputs[0].shape
     return len(shape) > 1 and shape[1 if len(shape) > 2 and module.batch_first else 0] == 1
-
-
-def _tensors(values: Any) -> Iterator[Any]:
-    """Yield the tensors among values, lists and tuples."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, sys.modules["torch"].Tensor):
-            yield value
 
 
 def _nodes(tensors: Any) -> set[int]:

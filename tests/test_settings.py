@@ -21,57 +21,6 @@ from training_profiler.settings.settings import (
 )
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
-SUFFIXES = [
-    "LOG_EVERY",
-    "FORMAT",
-    "DIR",
-    "STREAM",
-    "WARMUP",
-    "FLUSH_S",
-    "MAX_NAMES",
-    "SAMPLE_HZ",
-    "TIMING",
-    "MONITOR_S",
-    "FLOPS",
-    "SINKS",
-    "SINKS_OPTIONAL",
-    "LOG_SCALARS_EVERY_N_STEPS",
-    "THRESHOLDS",
-    "CHECKLIST",
-    "HTML",
-    "RANK_WAIT_S",
-    "CAPTURE",
-    "PROMETHEUS_PORT",
-    "NAME",
-    "GPU_HOUR_PRICE",
-    "FOR",
-    "STOP_WHEN_SURE",
-]
-
-
-def test_defaults_without_variables():
-    assert read_settings(environ={}) == Settings(
-        log_every=50,
-        format="table",
-        dir="runs",
-        stream="stdout",
-        warmup=None,
-        flush_s=10.0,
-        max_names=500,
-        sample_hz=50,
-        timing="auto",
-        monitor_s=1.0,
-        flops=True,
-        sinks=(),
-        sinks_optional=False,
-        log_scalars_every_n_steps=None,
-        thresholds={},
-        checklist=False,
-        html=False,
-        rank_wait_s=2.0,
-        rank=0,
-        launch=Launch(),
-    )
 
 
 @pytest.mark.parametrize(
@@ -114,6 +63,9 @@ def test_defaults_without_variables():
         ("FOR", "1 Step ", RunLimit("1 step", None, 1)),
         ("FOR", "none", None),
         ("STOP_WHEN_SURE", "1", True),
+        ("PROMETHEUS_PORT", "9400", ("127.0.0.1", 9400)),
+        ("PROMETHEUS_PORT", "0.0.0.0:9400", ("0.0.0.0", 9400)),
+        ("PROMETHEUS_PORT", "[::1]:9400", ("::1", 9400)),
     ],
 )
 def test_variable_sets_its_setting(name, given, read):
@@ -121,9 +73,9 @@ def test_variable_sets_its_setting(name, given, read):
     assert getattr(settings, {"FOR": "for_"}.get(name, name.lower())) == read
 
 
-@pytest.mark.parametrize("name", SUFFIXES)
+@pytest.mark.parametrize("name", variables())
 def test_blank_variable_counts_as_unset(name):
-    assert read_settings(environ={PREFIX + name: "  "}) == Settings()
+    assert read_settings(environ={name: "  "}) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -171,21 +123,9 @@ def test_error_names_variable_value_and_example(name, given, example):
     assert str(error.value).endswith(f"; example: {example}")
 
 
-def test_whole_error_message():
-    with pytest.raises(SettingsError) as error:
-        read_settings(environ={PREFIX + "LOG_EVERY": "5s"})
-    assert str(error.value) == (
-        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not an integer >= 0 "
-        "(steps between periodic reports, 0 for the final summary alone); example: 50"
-    )
-
-
-def test_argument_wins_over_variable():
-    assert read_settings({"log_every": 3}, {PREFIX + "LOG_EVERY": "7"}).log_every == 3
-
-
-def test_argument_of_none_leaves_the_variable():
-    assert read_settings({"log_every": None}, {PREFIX + "LOG_EVERY": "7"}).log_every == 7
+@pytest.mark.parametrize(("given", "read"), [(3, 3), (None, 7)])
+def test_argument_wins_over_variable_unless_it_is_none(given, read):
+    assert read_settings({"log_every": given}, {PREFIX + "LOG_EVERY": "7"}).log_every == read
 
 
 @pytest.mark.parametrize(("name", "given"), [("log_every", True), ("log_every", []), ("flush_s", True), ("dir", 3)])
@@ -208,6 +148,7 @@ def test_error_names_the_call_of_a_bad_argument(name, given):
          "(time between two samples of CPU, memory and GPU, in s, 0 for none); example: 1"),
         ("CHECKLIST", "maybe", "is neither yes nor no (whether the final summary ends with the quick checklist); "
          "example: 1"),
+        ("NATIVE", "never", "is neither yes nor no (whether the recorder in C is used where it was built); example: 0"),
         ("TIMING", "gpu", "is not one of auto, host, events, sync "
          "(how sections are timed on an accelerator); example: auto"),
     ],
@@ -218,35 +159,20 @@ def test_error_messages_show_what_is_possible(name, given, message):
     assert str(error.value) == f"{PREFIX}{name}={given!r} {message}"
 
 
-def test_sinks_may_be_a_list():
-    assert read_settings({"sinks": ["jsonl", "csv"]}, {}).sinks == ("jsonl", "csv")
-
-
-def test_thresholds_may_be_a_mapping():
-    assert read_settings({"thresholds": {"unexplained": 0.5}}, {}).thresholds == {"unexplained": 0.5}
+def test_sinks_may_be_a_list_and_thresholds_a_mapping():
+    read = read_settings({"sinks": ["jsonl", "csv"], "thresholds": {"unexplained": 0.5}}, {})
+    assert (read.sinks, read.thresholds) == (("jsonl", "csv"), {"unexplained": 0.5})
 
 
 def test_unknown_argument_suggests_the_nearest():
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(ValueError, match="log_evry") as error:
         read_settings({"log_evry": 3}, {})
     assert str(error.value) == "start_training_profiling(log_evry=...) is not a setting; did you mean log_every?"
-
-
-def test_a_settings_error_is_a_value_error():
-    with pytest.raises(ValueError, match="FORMAT"):
-        read_settings(environ={PREFIX + "FORMAT": "html"})
 
 
 @pytest.mark.parametrize(("rank", "read"), [("3", 3), ("", 0), ("first", 0), ("-1", 0)])
 def test_rank_comes_from_the_launcher(rank, read):
     assert read_settings(environ={"RANK": rank}).rank == read
-
-
-def test_unknown_variable_suggests_the_nearest():
-    assert unknown_variables({PREFIX + "LOG_EVRY": "3", "HOME": "/"}) == [
-        "RECTIFIED_FLOW_PROFILE_LOG_EVRY is not a setting of the profiler and has no effect; "
-        "did you mean RECTIFIED_FLOW_PROFILE_LOG_EVERY?"
-    ]
 
 
 SHORT = "TRAINING_PROFILER"
@@ -277,9 +203,18 @@ def test_two_names_of_a_variable_may_say_the_same():
     assert not means_on({SWITCH: "0", SHORT: "Off"})
 
 
-def test_unknown_short_variable_suggests_a_short_one():
-    (sentence,) = unknown_variables({SHORT + "_LOG_EVRY": "3", SHORT + "_DIR": "x"})
-    assert sentence.endswith("did you mean TRAINING_PROFILER_LOG_EVERY?")
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        (PREFIX + "LOG_EVRY", PREFIX + "LOG_EVERY"),
+        ("RECTIFIED_FLOW_PROFILER", "RECTIFIED_FLOW_PROFILE"),
+        (SHORT + "_LOG_EVRY", SHORT + "_LOG_EVERY"),
+    ],
+)
+def test_unknown_variable_suggests_the_nearest(given, nearest):
+    assert unknown_variables({given: "3", SHORT + "_DIR": "x", "HOME": "/"}) == [
+        f"{given} is not a setting of the profiler and has no effect; did you mean {nearest}?"
+    ]
 
 
 def test_zero_steps_between_reports_is_quiet_and_trackers_keep_their_rows():
@@ -292,36 +227,14 @@ def test_settings_know_whether_reports_were_asked_for(arguments, given):
     assert read_settings(arguments, {}).is_log_every_given is given
 
 
-def test_misspelt_switch_is_reported():
-    (sentence,) = unknown_variables({"RECTIFIED_FLOW_PROFILER": "1"})
-    assert sentence.endswith("did you mean RECTIFIED_FLOW_PROFILE?")
-
-
 def test_known_variables_are_not_reported():
-    assert unknown_variables(dict.fromkeys(variables(), "1")) == []
-
-
-def test_list_of_variables():
-    assert variables() == ["RECTIFIED_FLOW_PROFILE", PREFIX + "NATIVE", *(PREFIX + suffix for suffix in SUFFIXES)]
+    assert unknown_variables(dict.fromkeys([*variables(), ROOT], "1")) == []
 
 
 @pytest.mark.parametrize(("given", "may_be"), [("0", False), ("no", False), ("1", True), ("", True)])
 @pytest.mark.parametrize("prefix", [PREFIX, SHORT + "_"])
 def test_a_variable_refuses_the_recorder_in_c(given, may_be, prefix):
     assert read_settings(environ={prefix + "NATIVE": given}).may_be_native is may_be
-
-
-def test_an_unusable_word_about_the_recorder_is_one_clear_line():
-    with pytest.raises(SettingsError) as raised:
-        read_settings(environ={PREFIX + "NATIVE": "never"})
-    assert str(raised.value) == (
-        "RECTIFIED_FLOW_PROFILE_NATIVE='never' is neither yes nor no "
-        "(whether the recorder in C is used where it was built); example: 0"
-    )
-
-
-def test_launch_id_is_not_an_unknown_variable():
-    assert unknown_variables({ROOT: "1:x"}) == []
 
 
 def test_processes_of_a_launch_share_its_id():
@@ -340,10 +253,17 @@ TORCHRUN = {
 }
 
 
-def test_torchrun_variables_are_read():
-    assert read_settings(environ=TORCHRUN).launch == Launch(
-        4, 1, None, 0, 2, "job7", has_agent_store=True, cuda_connections=1, is_torchrun=True
-    )
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        (TORCHRUN, Launch(4, 1, None, 0, 2, "job7", has_agent_store=True, cuda_connections=1, is_torchrun=True)),
+        ({"TORCHELASTIC_RUN_ID": "none"}, Launch(is_torchrun=True)),  # its default
+        ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}, Launch(job="12.0")),
+        ({"SLURM_JOB_ID": "12"}, Launch()),
+    ],
+)
+def test_variables_of_launchers_are_read(environ, launch):
+    assert read_settings(environ=environ).launch == launch
 
 
 @pytest.mark.parametrize(
@@ -358,15 +278,6 @@ def test_torchrun_variables_are_read():
 )
 def test_variables_that_make_openmp_sleep_are_read(name, value, sleeps):
     assert read_settings(environ={name: value}).launch.openmp_sleeps == sleeps
-
-
-def test_default_run_id_of_torchrun_is_ignored():
-    assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch(is_torchrun=True)
-
-
-def test_slurm_job_includes_its_step():
-    assert read_settings(environ={"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}).launch.job == "12.0"
-    assert read_settings(environ={"SLURM_JOB_ID": "12"}).launch.job is None
 
 
 def start_function():

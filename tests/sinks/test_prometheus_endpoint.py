@@ -85,20 +85,6 @@ def test_port_in_use_is_a_note_and_the_file_is_written(tmp_path) -> None:
     assert (tmp_path / "metrics.prom").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "address"),
-    [
-        ("9400", ("127.0.0.1", 9400)),
-        (9400, ("127.0.0.1", 9400)),
-        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
-        ("[::1]:9400", ("::1", 9400)),
-    ],
-)
-def test_address_is_the_loopback_unless_asked_otherwise(given, address) -> None:
-    settings = read_settings({"prometheus_port": given, "sinks": "jsonl"}, {})
-    assert settings.prometheus_port == address
-    assert settings.sinks == ("jsonl", "prometheus")
-
-
-def test_nothing_listens_by_default() -> None:
+def test_a_port_chooses_the_sink_and_nothing_listens_by_default() -> None:
+    assert read_settings({"prometheus_port": 9400, "sinks": "jsonl"}, {}).sinks == ("jsonl", "prometheus")
     assert Settings().prometheus_port is None

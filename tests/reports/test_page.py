@@ -4,22 +4,23 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.reports.page_runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
+from tests.support.golden import assert_golden
 from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
 from training_profiler.diagnosis import Finding
-from training_profiler.model.series import Lane, Span
+from training_profiler.model.series import Lane, RankSeries, Span
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
-from training_profiler.reports.exports import stacks_of
 from training_profiler.reports.page_charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
-from training_profiler.reports.page_render import PageOrigin, _breakable, flame, places, render_page
-from training_profiler.reports.sections import table_label, training_rows
+from training_profiler.reports.page_render import PageOrigin, places, render_page
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "reports" / "page.txt"
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
             "captures", "checklist", "health", "about"}  # fmt: skip
@@ -64,19 +65,51 @@ def test_the_page_has_all_its_parts_with_unique_ids():
     assert len(parsed.ids) == len(set(parsed.ids))
 
 
-def test_rates_are_written_in_digits():
-    run = replace(snapshot(), throughput=Throughput(1234.5, samples_per_s=201_276.4, tokens_per_s=3.14159))
-    texts = Parsed(render_page(run, [], [series_of(0, 400)], PageOrigin("a", "a", "a", "a", {}, {}), {}, {})).texts
-    shown = [text for text in texts if text.strip()]
-    for name, rate in (("steps a second", "1234"), ("samples a second", "201276"), ("tokens a second", "3.14")):
-        assert shown[shown.index(name) + 1] == rate
+def body_of(page: str) -> list[str]:
+    """Return the elements of the page's body, without its header and its scripts."""
+    return page.partition("</noscript>")[2].partition("</main>")[0].strip().replace("><", ">\n<").split("\n")
 
 
-def test_the_page_says_why_it_has_no_source_code():
-    page = page_of(name=HOSTILE, has_source=False)
-    assert "<mark>" not in page
-    assert f"No lines of source code: train.py (changed by {escape(HOSTILE)})" in page
-    assert "No lines of source code" not in page_of()
+def pages() -> dict[str, str]:
+    """Return the first page whole, and of the others what only they have."""
+    run, series = snapshot(), series_of(0, 4)
+
+    def of_run(*series: RankSeries, **changes: Any) -> str:
+        return render_page(replace(run, **changes), [], series, PageOrigin(), {})
+
+    step = recorded_step(1, "first", MS, "a")
+    device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
+    ahead = snapshot_of(
+        {"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=0.02, explained={"other": 0.99}
+    )
+    line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=0.7, waits_in="item")
+    given = {
+        "the page": page_of(ranks=2),
+        "without source code, as the file was changed": page_of(name=HOSTILE, has_source=False),
+        "rates in digits": of_run(
+            throughput=Throughput(1234.5, samples_per_s=201_276.4, tokens_per_s=3.14159, mfu=0.3)
+        ),
+        "a device has a note on where its spans lie": of_run(
+            replace(series, recorded=(step._replace(lanes=(*step.lanes, device)),))
+        ),
+        "a host that runs ahead is noted": of_run(
+            series, step=ahead.step, sections=ahead.sections, lines={"other": (line,)}
+        ),
+        "a loader without lines of its workers": of_run(
+            series, loaders=(LoaderStats("a", 9, None, 1.0, "train", 0.01, pin_memory=True),)
+        ),
+        "a run without steps": render_page(Snapshot(wall_s=1.0), [], [], PageOrigin(), {}),
+    }
+    bodies = {name: body_of(page) for name, page in given.items()}
+    first = bodies["the page"]
+    return {
+        name: "\n".join(body if body is first else [each for each in body if each not in first])
+        for name, body in bodies.items()
+    }
+
+
+def test_pages_are_drawn_to_the_letter():
+    assert_golden(GOLDEN, "".join(f"##### {name}\n{text}\n" for name, text in pages().items()))
 
 
 def test_the_page_loads_nothing():
@@ -173,24 +206,13 @@ def test_recorded_steps_are_in_the_data_with_times_since_their_begin():
     assert other["spans"] == [[prefetch, -78_750, 157_500, 0]]
 
 
-def test_a_device_has_a_lane_after_the_threads_and_a_note_on_where_its_spans_lie():
+def test_a_device_has_a_lane_after_the_threads():
     step = recorded_step(1, "first", MS, "a")
     device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
-    series = replace(series_of(0, 4), recorded=(step._replace(lanes=(*step.lanes, device)),))
-    drawn = recorded_data(series)["steps"][0]
+    drawn = recorded_data(replace(series_of(0, 4), recorded=(step._replace(lanes=(*step.lanes, device)),)))["steps"][0]
     on_device = drawn["lanes"][-1]
     assert (on_device["thread"], on_device["spans"][0][1:]) == ("device cuda:0", [500, 2500, 0])
     assert (drawn["us"], drawn["shown_us"]) == (1000, 3000)
-    pages = [render_page(snapshot(), [], [each], PageOrigin(), {}) for each in (series, series_of(0, 4))]
-    assert ["On the lane of a device" in page for page in pages] == [True, False]
-
-
-@pytest.mark.parametrize(("waits", "is_noted"), [(0.7, True), (0.0, False)])
-def test_a_host_that_runs_ahead_is_noted_beside_the_steps(waits, is_noted):
-    run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=0.02, explained={"other": 0.99})
-    line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=waits, waits_in="item")
-    page = render_page(replace(run, lines={"other": (line,)}), [], [series_of(0, 100)], PageOrigin(), {})
-    assert ("The host runs ahead of its device" in page) is is_noted
 
 
 def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):
@@ -202,40 +224,6 @@ def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):
     assert data["left_out"] == 2
 
 
-def test_boxes_of_the_flame_view_are_as_wide_as_their_time():
-    boxes = flame(stacks_of(series_of(0, 100)), str)
-    widths = [int(value) for value in re.findall(r"flex-grow:(\d+)", boxes)]
-    assert max(widths) == 412_000  # us of the longest section
-    assert 'aria-label="f: 412000, 10.1%"' in boxes
-    assert boxes.count("<button") == boxes.count("</button>") > 10
-
-
-def test_workers_have_a_flame_view_of_their_own_where_their_lines_are_known():
-    seen = Parsed(page_of(name="<loader>")).texts
-    assert "Workers of loader <loader>" in seen
-    for box in ("transform", "data.py:7 __getitem__", "PIL/Image.py:9 resize", "train.py:3 loss"):
-        assert box in seen
-    unknown = replace(snapshot(), loaders=(LoaderStats("a", 9, None, 1.0, "train", 0.01),))
-    assert "Workers of" not in render_page(unknown, [], [series_of(0, 100)], PageOrigin(), {})
-
-
-def test_long_names_of_sections_break_between_their_words():
-    assert _breakable("validation_epoch/<b>") == "validation_<wbr>epoch/<wbr>&lt;b&gt;"
-    assert _breakable("__a__") == "__<wbr>a__"
-
-
-def test_a_run_without_steps_has_a_page():
-    empty = Snapshot(wall_s=1.0)
-    parsed = Parsed(render_page(empty, [], [], PageOrigin(), {}))
-    assert "no training step was recorded" in "".join(parsed.texts)
-    assert "steps" not in parsed.ids
-
-
-def test_source_lines_stand_below_their_finding_and_the_meant_one_is_marked():
-    page = page_of()
-    assert re.search(r"<mark><span class=\"number\">    3 </span>y = &#x27;a&#x27;</mark>", page)
-
-
 def test_the_lines_of_a_library_that_a_finding_lies_in_are_shown_beside_its_caller():
     line = LineStats("train.py", 3, "main", 0.3, 100, inside="lib/loop.py:9 fit > lib/log.py:4 flush")
     run = replace(snapshot(), lines={"data_loading": (line,)}, loaders=())
@@ -245,29 +233,8 @@ def test_the_lines_of_a_library_that_a_finding_lies_in_are_shown_beside_its_call
     assert ("PIL/Image.py", 9) in places(snapshot(), [named])
 
 
-def test_the_answer_and_its_bars_come_first_and_then_the_sections():
-    page = page_of(ranks=2)
-    marks = ['class="verdict', 'class="bars"', 'id="sections"', 'id="findings"', 'id="steps"']
-    assert sorted(marks, key=page.index) == marks
-    bars = training_rows(snapshot())
-    assert {table_label(bar.section.name) for bar in bars} <= {*Parsed(page).texts}
-    assert "change a" in page[: page.index('class="bars"')]
-
-
 def test_elements_escape_what_they_get_once():
     assert element("p", "<b>", element("i", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<i>&amp;</i></p>'
     assert text(text("<")) == "&lt;"
     assert 'data-value="2"' in table("t", ("a",), [[Cell("two", 2.0)]])
     assert table("t", ("a",), []) == ""
-
-
-def test_the_snapshot_of_the_tests_is_deterministic():
-    assert page_of(ranks=2) == page_of(ranks=2)
-    assert snapshot() == snapshot()
-
-
-def test_columns_of_words_begin_on_the_left_and_numbers_end_on_the_right():
-    rows = [["a", Cell("1.2", 1.2), "3 ms", "[[4]]", ""], ["b", Cell(""), "", "", ""]]
-    shown = table("t", ["name", "number", "time", "shapes", "none"], rows)
-    assert re.findall(r'<th scope="col"( class="words")?>', shown) == [' class="words"', "", "", ' class="words"', ""]
-    assert re.findall(r"<td( class=\"words\")?", shown) == ["", "", ' class="words"', ""] * 2

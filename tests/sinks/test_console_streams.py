@@ -118,32 +118,20 @@ def layout_of_stdout(tmp_path, monkeypatch):
     return layout
 
 
-def test_file_has_80_columns_without_color(layout_of_stdout):
-    assert layout_of_stdout() == Layout(80, False, True, "table")
-
-
-def test_columns_variable_sets_the_width(layout_of_stdout):
-    assert layout_of_stdout(COLUMNS="132").width == 132
-    assert layout_of_stdout(COLUMNS="7").width == 40
-
-
 @pytest.mark.parametrize(
-    ("variables", "has_color"),
+    ("variables", "layout"),
     [
-        ({"FORCE_COLOR": "1"}, True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-        ({}, False),
+        ({}, Layout(80, False, True)),
+        ({"COLUMNS": "132"}, Layout(132, False, True)),
+        ({"COLUMNS": "7"}, Layout(40, False, True)),
+        ({"FORCE_COLOR": "1"}, Layout(80, True, True)),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, Layout(80, False, True)),
+        ({"TERM": "dumb"}, Layout(80)),
+        ({"encoding": "latin-1"}, Layout(80)),
     ],
 )
-def test_color_follows_the_variables(layout_of_stdout, variables, has_color):
-    assert layout_of_stdout(**variables).has_color is has_color
-
-
-def test_dumb_terminals_and_other_encodings_get_ascii(layout_of_stdout):
-    assert layout_of_stdout().is_unicode
-    assert not layout_of_stdout(encoding="latin-1").is_unicode
-    assert not layout_of_stdout(TERM="dumb").is_unicode
+def test_width_color_and_characters_follow_variables_and_encoding(layout_of_stdout, variables, layout):
+    assert layout_of_stdout(**variables) == layout
 
 
 def test_closed_stream_has_the_layout_of_a_file():

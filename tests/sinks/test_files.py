@@ -6,7 +6,7 @@ import json
 import pytest
 
 from training_profiler.sinks.line_files import CsvFile, JsonlFile
-from training_profiler.sinks.program_runs import MlflowRun, mlflow_key
+from training_profiler.sinks.program_runs import MlflowRun, WandbRun, mlflow_key
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.sinks.tensorboard_events import (
@@ -37,11 +37,12 @@ def test_jsonl_has_one_object_per_row(tmp_path):
     assert lines == [{"step": row.step, "time": row.time_s, **row.metrics} for row in ROWS]
 
 
-def test_csv_has_one_line_per_value(tmp_path):
-    sink = CsvFile()
-    sink.open(tmp_path)
-    sink.write(ROWS)
-    sink.close()
+def test_csv_has_one_line_per_value_and_one_header_also_of_a_restarted_run(tmp_path):
+    for rows in (ROWS[:1], ROWS[1:]):
+        sink = CsvFile()
+        sink.open(tmp_path)
+        sink.write(rows)
+        sink.close()
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["step", "time", "name", "value"],
@@ -49,16 +50,6 @@ def test_csv_has_one_line_per_value(tmp_path):
             ["100", "1001.5", "profiling/batch_time_avg", "0.5"],
             ["100", "1001.5", 'profiling/timing_a "b", c_avg', "0.125"],
         ]
-
-
-def test_csv_of_a_restarted_run_has_one_header(tmp_path):
-    for rows in (ROWS[:1], ROWS[1:]):
-        sink = CsvFile()
-        sink.open(tmp_path)
-        sink.write(rows)
-        sink.close()
-    lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["step", "50", "100", "100"]
 
 
 @pytest.mark.parametrize("kind", [JsonlFile, CsvFile])
@@ -102,11 +93,18 @@ def test_mlflow_gets_only_allowed_names(name, key):
     assert mlflow_key(name) == key
 
 
-def test_mlflow_is_not_imported_and_a_missing_run_is_reported():
-    sink = MlflowRun()
+@pytest.mark.parametrize(
+    ("sink", "note"),
+    [
+        (MlflowRun(), "mlflow sink: no active run was found (mlflow.start_run()), so no metrics went to MLflow"),
+        (WandbRun(), "wandb sink: no run was found (wandb.init()), so no metrics went to W&B"),
+    ],
+    ids=["mlflow", "wandb"],
+)
+def test_a_tracker_is_not_imported_and_a_missing_run_is_reported(sink, note):
     assert not sink.poll()
     sink.write(ROWS)
-    assert sink.notes() == ["mlflow sink: no active run was found (mlflow.start_run()), so no metrics went to MLflow"]
+    assert sink.notes() == [note]
 
 
 def percentages(step, **shares):
@@ -115,26 +113,17 @@ def percentages(step, **shares):
     )
 
 
-def test_each_section_is_a_run_stacked_in_a_fixed_order():
+def heights(rows):
+    return {name: (row.metrics[LOWER], row.metrics[UPPER]) for name, row in rows.items()}
+
+
+def test_each_section_is_a_run_stacked_in_a_fixed_order_and_new_ones_come_on_top():
     sections = SectionRuns()
     rows = sections.rows(percentages(1, other=50.0, forward=20.0, backward=30.0))
-    assert {name: (row.metrics[LOWER], row.metrics[UPPER]) for name, row in rows.items()} == {
-        "backward": (0.0, 30.0),
-        "forward": (30.0, 50.0),
-        "other": (50.0, 100.0),
-    }
-    rows = sections.rows(percentages(2, forward=60.0, other=40.0))
-    assert {name: (row.metrics[LOWER], row.metrics[UPPER]) for name, row in rows.items()} == {
-        "forward": (0.0, 60.0),
-        "other": (60.0, 100.0),
-    }
-
-
-def test_new_section_comes_on_top():
-    sections = SectionRuns()
-    sections.rows(percentages(1, forward=100.0))
-    rows = sections.rows(percentages(2, forward=75.0, validation=25.0))
-    assert (rows["validation"].step, rows["validation"].metrics[LOWER]) == (2, 75.0)
+    assert heights(rows) == {"backward": (0.0, 30.0), "forward": (30.0, 50.0), "other": (50.0, 100.0)}
+    rows = sections.rows(percentages(2, forward=60.0, other=30.0, validation=10.0))
+    assert heights(rows) == {"forward": (0.0, 60.0), "other": (60.0, 90.0), "validation": (90.0, 100.0)}
+    assert rows["validation"].step == 2
 
 
 def test_small_sections_share_the_last_run():

@@ -3,6 +3,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,8 @@ def is_listening(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_metrics_are_served(endpoint: PrometheusEndpoint) -> None:
+def test_metrics_are_served_and_other_paths_are_not_found(endpoint: PrometheusEndpoint) -> None:
     assert read(endpoint.port) == read(endpoint.port, "/metrics?name=x") == "steps 3\n"
-
-
-def test_other_paths_are_not_found(endpoint: PrometheusEndpoint) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
         read(endpoint.port, "/etc/passwd")
     assert error.value.code == 404
@@ -57,28 +55,28 @@ def test_end_of_the_run_ends_thread_and_port() -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_sink_serves_its_newest_values_while_the_run_lasts(tmp_path) -> None:
+def write_row(folder: Path, port: int) -> PrometheusText:
     pytest.importorskip("prometheus_client")
-    port = free_port()
     sink = PrometheusText()
-    settings = read_settings({"prometheus_port": port}, {})
-    sink.connect(SinkContext(lambda work: work(), lambda: None, settings))
-    sink.open(tmp_path)
+    sink.connect(SinkContext(lambda work: work(), lambda: None, read_settings({"prometheus_port": port}, {})))
+    sink.open(folder)
     sink.write([MetricRow(7, 0.0, {"profiling/mfu": 0.5})])
+    return sink
+
+
+def test_sink_serves_its_newest_values_while_the_run_lasts(tmp_path: Path) -> None:
+    port = free_port()
+    sink = write_row(tmp_path, port)
     assert "profiling_mfu 0.5" in read(port)
     sink.close()
     assert not is_listening(port)
     assert "profiling_mfu 0.5" in (tmp_path / "metrics.prom").read_text()
 
 
-def test_port_in_use_is_a_note_and_the_file_is_written(tmp_path) -> None:
-    pytest.importorskip("prometheus_client")
+def test_port_in_use_is_a_note_and_the_file_is_written(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        sink = PrometheusText()
-        sink.connect(SinkContext(lambda work: work(), lambda: None, read_settings({"prometheus_port": port}, {})))
-        sink.open(tmp_path)
-        sink.write([MetricRow(7, 0.0, {"profiling/mfu": 0.5})])
+        sink = write_row(tmp_path, port)
         sink.close()
     (note,) = sink.notes()
     assert note.startswith(f"no endpoint for Prometheus at 127.0.0.1:{port}: ")

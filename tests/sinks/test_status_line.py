@@ -66,7 +66,10 @@ def test_lines_of_the_program_take_the_place_of_the_status(terminal: Terminal, s
     status.show("next")
     terminal.stream.write("loss 0\n")
     status.show("last")
-    assert terminal.screen() == ["loss 0", "last"]
+    terminal.stream.buffer.write(b"bytes\n")
+    terminal.stream.buffer.flush()
+    status.show("end")
+    assert terminal.screen() == ["loss 0", "bytes", "end"]
 
 
 def test_nothing_is_drawn_into_an_unfinished_line(terminal: Terminal, status: StatusLine) -> None:
@@ -87,13 +90,6 @@ def test_progress_bars_and_returned_lines_stay(terminal: Terminal, status: Statu
         terminal.stream.flush()
         status.show("status")
     assert terminal.screen() == ["3/3", "100 %"]
-
-
-def test_text_of_the_buffer_goes_through_the_same_stream(terminal: Terminal, status: StatusLine) -> None:
-    status.show("status")
-    terminal.stream.buffer.write(b"bytes\n")
-    terminal.stream.buffer.flush()
-    assert terminal.screen() == ["bytes", ""]
 
 
 def test_end_leaves_no_trace(terminal: Terminal) -> None:

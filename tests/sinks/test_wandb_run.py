@@ -162,12 +162,6 @@ def test_a_metric_that_looks_like_a_pattern_gets_a_name_of_its_own(wandb, sink):
     assert logged.items() <= run.rows[-1][1].items()
 
 
-def test_missing_run_is_reported(sink):
-    sink.poll()
-    sink.write([row(50)])
-    assert sink.notes() == ["wandb sink: no run was found (wandb.init()), so no metrics went to W&B"]
-
-
 def test_private_hooks_of_wandb_may_be_missing(wandb, sink, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb.sdk.wandb_run")
     wandb.run = Run()

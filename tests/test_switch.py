@@ -5,31 +5,27 @@ import pytest
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import ROOT, SWITCH, is_switched_on, launch_environment
 
-
-def test_profiling_is_off_by_default(monkeypatch):
-    monkeypatch.delenv(SWITCH, raising=False)
-    assert is_switched_on() is False
-
-
-@pytest.mark.parametrize("word", ["1", "true", "yes", "on", "True", "YES", " on ", " ON "])
-def test_on_words_enable_profiling(monkeypatch, word):
-    monkeypatch.setenv(SWITCH, word)
-    assert is_switched_on() is True
-
-
-@pytest.mark.parametrize("word", ["0", "false", "no", "off", "", " ", "OFF"])
-def test_off_words_disable_profiling(monkeypatch, word):
-    monkeypatch.setenv(SWITCH, word)
-    assert is_switched_on() is False
+SHORT = "TRAINING_PROFILER"
+ON = ("1", "true", "yes", "on", "True", "YES", " on ", " ON ")
+OFF = ("0", "false", "no", "off", "", " ", "OFF")
 
 
 @pytest.mark.parametrize(
-    ("documented", "short", "is_on"),
-    [("", "1", True), (" ", "on", True), ("", "0", False), ("yes", "1", True)],
+    ("variables", "is_on"),
+    [
+        ({}, False),
+        *(({SWITCH: word}, True) for word in ON),
+        *(({SWITCH: word}, False) for word in OFF),
+        ({SWITCH: "", SHORT: "1"}, True),  # it counts where the documented one is not set
+        ({SWITCH: " ", SHORT: "on"}, True),
+        ({SWITCH: "", SHORT: "0"}, False),
+        ({SWITCH: "yes", SHORT: "1"}, True),
+    ],
 )
-def test_short_switch_counts_where_the_documented_one_is_not_set(monkeypatch, documented, short, is_on):
-    monkeypatch.setenv(SWITCH, documented)
-    monkeypatch.setenv("TRAINING_PROFILER", short)
+def test_a_word_switches_profiling_on(monkeypatch, variables, is_on):
+    monkeypatch.delenv(SWITCH, raising=False)
+    for name, word in variables.items():
+        monkeypatch.setenv(name, word)
     assert is_switched_on() is is_on
 
 

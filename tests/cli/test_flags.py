@@ -2,14 +2,10 @@ import pytest
 
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.trackers import TRACKERS
-from training_profiler.cli.flags import flags, read_flags
+from training_profiler.cli.flags import read_flags
 from training_profiler.settings.settings import describe, read_settings
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
-
-
-def test_every_setting_is_a_flag() -> None:
-    assert {flag.setting.argument for flag in flags()} == {row.argument for row in describe()}
 
 
 @pytest.mark.parametrize("row", describe(), ids=lambda row: row.argument)

@@ -26,14 +26,11 @@ def no_wait(monkeypatch):
     monkeypatch.setattr(stacks, "ANSWER_INTERVALS", 0)
 
 
-def test_run_that_does_not_exist_is_refused(tmp_path, capsys, monkeypatch):
+def test_what_does_not_run_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "neither a folder nor the name of a run" in refused(capsys, "stacks", "nothing")
     assert "No runs in ./runs. Make one with: " in refused(capsys, "stacks")
     assert "is not a run folder" in refused(capsys, "stacks", tmp_path)
-
-
-def test_run_that_has_ended_without_stacks_is_refused(tmp_path, capsys):
     write_journal(tmp_path, is_ended=True)
     assert "is no longer running, and no stacks were written" in refused(capsys, "stacks", tmp_path)
     assert read_request(tmp_path) is None

@@ -74,32 +74,24 @@ def test_arguments_that_were_not_kept_have_to_be_written_again(session, capsys):
     assert outcome(capsys, str(session), "train.py", "--api-key", "abc")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("read", "word", "number"),
-    [
-        *((_seconds, "90", 90), (_seconds, "90s", 90), (_seconds, "1.5m", 90), (_seconds, "2 min", 120)),
-        *((_seconds, "1h30m", 5400), (_seconds, "1h 30 min", 5400), (_seconds, "10sec", 10)),
-        *((_count, "12000", 12_000), (_count, "12,000", 12_000), (_count, "1_200_000", 1_200_000)),
-    ],
-)
-def test_a_budget_is_a_time_and_steps_may_be_written_as_the_table_prints_them(read, word, number):
-    assert read(word) == number
-
-
+TIMES = {"90": 90, "90s": 90, "1.5m": 90, "2 min": 120, "1h30m": 5400, "1h 30 min": 5400, "10sec": 10}
+COUNTS = {"12000": 12_000, "12,000": 12_000, "1_200_000": 1_200_000}
 NO_TIMES = ("", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm")
 NO_COUNTS = ("", "0", "-3", "1.5", "12,00", "1,2", "12k", "²", "9" * 20)
 
 
 @pytest.mark.parametrize(
-    ("read", "word", "why"),
+    ("read", "numbers", "others", "why"),
     [
-        *((_seconds, word, "is not a time; examples: 90s, 10m, 1h30m") for word in NO_TIMES),
-        *((_count, word, "is not a number of steps") for word in NO_COUNTS),
+        (_seconds, TIMES, NO_TIMES, "is not a time; examples: 90s, 10m, 1h30m"),
+        (_count, COUNTS, NO_COUNTS, "is not a number of steps"),
     ],
 )
-def test_another_word_than_a_time_or_a_number_is_refused(read, word, why):
-    with pytest.raises(argparse.ArgumentTypeError, match=why):
-        read(word)
+def test_a_budget_is_a_time_and_steps_may_be_written_as_the_table_prints_them(read, numbers, others, why):
+    assert {word: read(word) for word in numbers} == numbers
+    for word in others:
+        with pytest.raises(argparse.ArgumentTypeError, match=why):
+            read(word)
 
 
 @pytest.mark.parametrize(

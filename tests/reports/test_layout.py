@@ -22,8 +22,8 @@ from training_profiler.model.snapshot import LoaderStats, Snapshot
 from training_profiler.reports import layout
 from training_profiler.reports.comparison import ComparedRuns, render_comparison
 from training_profiler.reports.console import render_final
-from training_profiler.reports.layout import Layout, column_width, shortened, table
-from training_profiler.reports.ranks import ranges_text, rank_lines
+from training_profiler.reports.layout import Layout, column_width, table
+from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.resources import loader_lines
 from training_profiler.reports.sections import percentages
@@ -34,12 +34,6 @@ from training_profiler.storage.run_reader import ListedRun
 from training_profiler.trials.report import render_results
 
 LINES = Layout(format="lines")
-
-
-def test_wrapped_text_has_the_width():
-    text = "one two three four five six seven eight"
-    assert Layout(width=40).wrap(text, first="- ") == ["- one two three four five six seven", "  eight"]
-    assert LINES.wrap(text * 3, first="- ") == [f"- {text * 3}"]
 
 
 @pytest.mark.parametrize(
@@ -67,16 +61,6 @@ def test_table_aligns_names_left_and_numbers_right(monkeypatch):
     assert column_width("time\n(ms)", ["1", "22"]) == 6
     monkeypatch.setattr(layout, "tabulate", None)
     assert table(headers, rows[:1]) == ["name  time (ms)", "a  1"]
-
-
-def test_long_names_keep_their_begin_and_end():
-    assert shortened("short", 20) == "short"
-    assert shortened("rank 3 (a-very-long-host-name-17)", 20) == "rank 3 (a..-name-17)"
-
-
-def test_ranges_are_short():
-    assert ranges_text([5, 0, 1, 2]) == "0-2, 5"
-    assert ranges_text(range(0, 100, 2), most=2) == "0, 2, ..."
 
 
 PARTS = st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any)

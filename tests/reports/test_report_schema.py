@@ -40,6 +40,7 @@ def problems(schema, value, path="$"):
     found = []
     if isinstance(value, dict):
         found += [f"{path}.{key} is missing" for key in schema.get("required", ()) if key not in value]
+        found += [f"{path}.{key} is new" for key in value if path == "$" and key not in schema["properties"]]
         for key, item in value.items():
             inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
             found += problems(inner, item, f"{path}.{key}")
@@ -84,10 +85,6 @@ def data_with_trials():
 @pytest.mark.parametrize("data", [data_of_a_run, data_with_trials, data_of_many_ranks, data_of_nothing])
 def test_reports_are_of_the_schema(data):
     assert problems(report_schema(Results), json.loads(json.dumps(data()))) == []
-
-
-def test_every_key_of_a_report_is_in_the_schema():
-    assert data_of_many_ranks().keys() == report_schema(Results)["properties"].keys()
 
 
 def test_every_key_of_the_trials_is_in_the_schema():

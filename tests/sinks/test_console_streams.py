@@ -4,7 +4,6 @@ import io
 import os
 import sys
 import threading
-from contextlib import suppress
 
 import pytest
 
@@ -30,27 +29,12 @@ def pipe():
     stream.close()
 
 
-def fill(stream):
-    os.set_blocking(stream.fileno(), False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(stream.fileno(), b"x" * 1000)
-    os.set_blocking(stream.fileno(), True)
-
-
-def test_a_full_pipe_is_not_written_to(pipe):
-    _, stream = pipe
-    fill(stream)
-    asked = []
-    assert not Console("stdout").print("a report\n", stream, lambda: asked.append(1) or len(asked) > 2)
-    assert len(asked) == 3
-
-
 def test_the_program_finds_room_in_a_pipe_without_progress(pipe):
     reads, stream = pipe
-    console = Console("stdout")
-    while console.print("a report\n" * 100, stream, lambda: True):
+    console, asked = Console("stdout"), []
+    while console.print("a report\n" * 100, stream, lambda: asked.append(1) or len(asked) > 2):
         pass
+    assert len(asked) == 3
     os.write(stream.fileno(), b"of the program")  # does not wait
     assert os.read(reads, 1 << 20).endswith(b"of the program")
 

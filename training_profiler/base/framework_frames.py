@@ -51,13 +51,17 @@ def _rows(path: str, **phases: str) -> tuple[LibraryFrame, ...]:
     return tuple(LibraryFrame(path, tuple(functions.split()), phase) for phase, functions in phases.items())
 
 
+def whole(phase: str, *paths: str) -> tuple[LibraryFrame, ...]:
+    """Return rows of files, or folders, of which every function is in the phase."""
+    return tuple(LibraryFrame(path, (ANY,), phase) for path in paths)
+
+
 def _lightning(package: str) -> tuple[LibraryFrame, ...]:
     return (
         LibraryFrame(f"/{package}/loops/training_epoch_loop.py", ("run", "advance", "on_advance_end"), LOOP),
         LibraryFrame(f"/{package}/loops/fit_loop.py", ("run", "advance", "on_*"), LOOP),
-        LibraryFrame(f"/{package}/loops/evaluation_loop.py", (ANY,), EVALUATION),
-        LibraryFrame(f"/{package}/loggers/", (ANY,), LOGGING),
-        LibraryFrame(f"/{package}/trainer/connectors/logger_connector/", (ANY,), LOGGING),
+        *whole(EVALUATION, f"/{package}/loops/evaluation_loop.py"),
+        *whole(LOGGING, f"/{package}/loggers/", f"/{package}/trainer/connectors/logger_connector/"),
         LibraryFrame(f"/{package}/trainer/connectors/checkpoint_connector.py", ("dump_*",), SAVING),
         LibraryFrame(f"/{package}/trainer/trainer.py", ("save_checkpoint",), SAVING),
         LibraryFrame(f"/{package}/callbacks/model_checkpoint.py", ("_save_*",), SAVING),
@@ -146,9 +150,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/fastai/callback/progress.py", ("CSVLogger.*",), LOGGING),
     LibraryFrame("/fastai/callback/progress.py", (ANY,), PROGRESS),
     LibraryFrame("/fastai/callback/tracker.py", ("SaveModelCallback._save",), SAVING),
-    LibraryFrame("/fastai/callback/tensorboard.py", (ANY,), LOGGING),
-    LibraryFrame("/fastai/callback/wandb.py", (ANY,), LOGGING),
-    LibraryFrame("/fastai/callback/comet.py", (ANY,), LOGGING),
+    *whole(LOGGING, *(f"/fastai/callback/{name}.py" for name in ("tensorboard", "wandb", "comet"))),
     LibraryFrame("/fastai/callback/", (ANY,), CALLBACK),
     *_rows(
         "/ultralytics/engine/trainer.py",
@@ -161,13 +163,8 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/ultralytics/utils/callbacks/", (ANY,), LOGGING),
     LibraryFrame("/ultralytics/utils/tqdm.py", ITERATION, NO_PHASE),
     LibraryFrame("/ultralytics/utils/tqdm.py", (ANY,), PROGRESS),
-    LibraryFrame("/accelerate/tracking.py", (ANY,), LOGGING),
-    LibraryFrame("/torch/utils/tensorboard/", (ANY,), LOGGING),
-    LibraryFrame("/tensorboardX/", (ANY,), LOGGING),
-    LibraryFrame("/wandb/", (ANY,), LOGGING),
-    LibraryFrame("/mlflow/", (ANY,), LOGGING),
-    LibraryFrame("/comet_ml/", (ANY,), LOGGING),
-    LibraryFrame("/neptune/", (ANY,), LOGGING),
+    *whole(LOGGING, "/accelerate/tracking.py", "/torch/utils/tensorboard/", "/tensorboardX/", "/wandb/", "/mlflow/"),
+    *whole(LOGGING, "/comet_ml/", "/neptune/"),
     LibraryFrame("/tqdm/", ITERATION, NO_PHASE),
     LibraryFrame("/tqdm/", (ANY,), PROGRESS),
 )

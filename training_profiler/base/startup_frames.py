@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from training_profiler.base.framework_frames import ANY, FrameTable, LibraryFrame
+from training_profiler.base.framework_frames import ANY, FrameTable, LibraryFrame, whole
 
 IMPORTS: Final = "imports"
 DATA_SET: Final = "data set"
@@ -21,10 +21,7 @@ IMPORT_SYSTEM: Final = "<frozen importlib._bootstrap>"
 
 # The first row that matches a frame holds. Among frames of a stack, the outermost below the user's line does.
 STARTUP: Final[tuple[LibraryFrame, ...]] = (
-    *(
-        LibraryFrame(f"/torch/{path}", (ANY,), COMPILE)
-        for path in ("_dynamo/", "_inductor/", "_functorch/", "jit/_script.py")
-    ),
+    *whole(COMPILE, "/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/torch/jit/_script.py"),
     LibraryFrame("/torch/cuda/__init__.py", ("_lazy_init", "init"), DEVICE),
     LibraryFrame("/torch/nn/modules/module.py", ("Module.to", "Module.cuda", "Module.xpu", "Module._apply"), DEVICE),
     LibraryFrame("/torch/nn/modules/module.py", ("Module.load_state_dict", "Module.__init__", "Module.apply"), MODEL),
@@ -43,11 +40,8 @@ STARTUP: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/sentence_transformers/", ("SentenceTransformer.__init__", "from_pretrained"), MODEL),
     LibraryFrame("/timm/models/_factory.py", ("create_model",), MODEL),
     LibraryFrame("/torchvision/models/", (ANY,), MODEL),
-    *(
-        LibraryFrame(f"/{path}/", (ANY,), DATA_SET)
-        for path in ("datasets", "torchvision/datasets", "torchaudio/datasets", "sklearn/datasets", "pandas/io")
-    ),
-    LibraryFrame("/pyarrow/", (ANY,), DATA_SET),
+    *whole(DATA_SET, "/datasets/", "/torchvision/datasets/", "/torchaudio/datasets/", "/sklearn/datasets/"),
+    *whole(DATA_SET, "/pandas/io/", "/pyarrow/"),
     LibraryFrame("/numpy/lib/", ("load", "loadtxt", "genfromtxt", "fromfile"), DATA_SET),
     LibraryFrame("/PIL/", (ANY,), DATA_SET),
 )

@@ -54,7 +54,7 @@ class Layout:
             return text
         return colored(text, color, attrs=["bold"] if is_bold else None, force_color=True)
 
-    def wrap(self, text: str, first: str = "", rest: str = "  ", width: int | None = None) -> list[str]:
+    def wrap(self, text: str, first: str = "", rest: str = "  ") -> list[str]:
         """Return ``text`` in lines of the layout's width, the first after ``first``, the others after ``rest``.
 
         No line ends between a number and its unit.
@@ -63,7 +63,7 @@ class Layout:
             return [first + text.replace(KEPT, " ")]
         lines = textwrap.wrap(
             _IN_A_QUANTITY.sub(KEPT, text),
-            max(width or self.width, MIN_WIDTH),
+            max(self.width, MIN_WIDTH),
             initial_indent=first,
             subsequent_indent=rest,
             break_long_words=False,

@@ -221,6 +221,9 @@ def verdicts() -> dict[str, Any]:
     computing = snapshot_of({"forward_pass": 0.9})
     return {
         **{name: verdict(snapshot_of(run), []) for name, run in shares.items()},
+        "a small saving": verdict(
+            snapshot_of({"forward_pass": 0.3, "backward_pass": 0.3}), [finding("x", saving_s=0.01)]
+        ),
         "a run outside steps": verdict(replace(computing, wall_s=100.0), []),
         "a host that queues work does not show that its device computes: busy, MFU": [
             f"{key}: {tuple(verdict(run, []))}" for key, run in queues.items()
@@ -236,9 +239,10 @@ def reports() -> dict[str, Any]:
     run = Snapshot(steps=50, wall_s=22.977, sections={"forward_pass": forward, "other": other})
     percentiles = {"p50_s": 0.3, "p95_s": 0.31, "p99_s": 0.312, "std_s": 0.0000125}
     long_name = "an_outer_section_of_the_program/with_a_long_name/and_a_part"
-    names = FakeRun()
+    names, timeless = FakeRun(), FakeRun()
     for name in ("\x1b[2Jwiped\r\nfake: 100.0%", "1e3", "007", "| a |"):
         names.spend(name, 1)
+    timeless.step(forward_pass=0)
     final = replace(
         run,
         steps=1000,
@@ -270,6 +274,7 @@ def reports() -> dict[str, Any]:
         ),
         "hostile names are escaped": render_periodic(names.snapshot()),
         "and in lines": render_periodic(names.snapshot(), layout=LINES),
+        "no time has passed": render_periodic(timeless.snapshot(), layout=LINES),
         "final": render_final(final, found, origin=Origin("train.py", "runs/20261121-142530"), has_checklist=True),
         "final, in lines": render_final(final, [long, remark], LINES),
         "final, of an empty run": render_final(Snapshot(), []),
@@ -379,6 +384,7 @@ def ranks() -> dict[str, Any]:
         "unreadable journals are named": said(four(left_out=("rank2.jsonl is torn",)))[-1],
         "many hosts are cut": said(AllRanksStats(9, tuple(map(rank_row, range(9))), hosts=hosts), LINES)[-1],
         "ends of other ranks follow that of the first": said(ranks_of(ends)),
+        "and are not known before": said(ranks_of([replace(ends[0], is_final=False), *ends[1:]])),
         "gradient synchronization": [exchange_lines(Snapshot(gradient_sync=each)) for each in syncs],
         "earlier attempts": attempt_lines(Snapshot(attempts=attempts)),
         "both reports have the block": [
@@ -443,6 +449,9 @@ def loaders() -> dict[str, Any]:
         ],
         "workers": said(busy),
         "phases that contradict what was timed are left out": said(loader("0", 200, 6.0, workers=idle)),
+        "unless that may be chance": said(
+            loader("0", 200, 6.0, workers=replace(idle, samples=20, phases={"fetch": 0.02, "idle": 0.98}))
+        ),
         "workers without samples": said(
             loader("0", 200, 6.0, workers=replace(WORKERS, phases={}, lines=(), memory_bytes=None))
         ),
@@ -496,6 +505,7 @@ def machine() -> dict[str, Any]:
         "the pace of the whole loop stands beside that of its steps": [loop(2.0, 60.5), loop(2.0, 110.0)],
         "warm-up is not time between steps": [loop(10.0, 26.0, **warm), loop(10.0, 35.4, **warm)],
         "cost is that of the GPUs of all ranks": [machine_lines(run)[-1] for run in (of_four, one, by_device)],
+        "cost in data": [as_data(of_four, [costly])["cost"], as_data(of_four, [costly])["findings"][0]["saving_cost"]],
         "what is not known is not guessed": [
             [machine_lines(run), saving_text(run, costly), as_data(run, [costly])["cost"]] for run in unknown
         ],
@@ -615,6 +625,7 @@ def hangs() -> dict[str, Any]:
             for first, second in frames.items()
         ],
         "a frame above the user's line does not wait": waits_for(above),
+        "a training thread that has ended": where_text([stacks_of(0, ThreadStack("other", ()))], is_alone=True),
         "stacks of equal ranks are printed once": re.sub(r"at 20.*?,", "at TIME,", stacks),
         "stacks of one rank": re.sub(r"at 20.*", "at TIME", render_stacks([alone], 1, [], ASKED_NS / 1e9)),
     }

@@ -198,11 +198,8 @@ def _remarks(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, ch
     # The verdict says that a healthy run is one; what it adds to that stands behind the figures.
     said = {each.code: each.message for each in findings if not each.fix}
     texts = [sentence(text.partition("; ")[2]) if code == HEALTHY else text for code, text in said.items()]
-    return (
-        ["", *(line for text in texts if text for line in layout.wrap(text, first=" - ", rest="   "))]
-        if any(texts)
-        else []
-    )
+    lines = [line for text in texts if text for line in layout.wrap(text, first=" - ", rest="   ")]
+    return ["", *lines] if lines else []
 
 
 def _beside(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[Finding], layout: Layout) -> list[str]:

@@ -379,6 +379,7 @@ def ranks() -> dict[str, Any]:
         "sections that are short between steps are left out": [
             said(four(sections=(loading, replace(fetch, slowest_total_s=total_s)))) for total_s in (0.024, 0.026)
         ],
+        "even ranks": said(ranks_of([rank_row(rank, 0.03 + rank * 1e-5) for rank in range(4)])),
         "unresponsive ranks": said(ranks_of(silent, unresponsive=(2, 3), missing=(1, 5, 6, 7), world_size=8)),
         "clocks have their error": [said(four(clocks=each))[-1] for each in clocks],
         "unreadable journals are named": said(four(left_out=("rank2.jsonl is torn",)))[-1],

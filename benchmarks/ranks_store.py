@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import msgspec
 from torch.distributed import TCPStore
 
 from benchmarks.figures import Figure, print_figures, print_table
@@ -20,7 +21,7 @@ from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_S, NS_PER_US
 from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, RankId
 from training_profiler.ranks.channel import RankChannel
-from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
+from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.stores import connect
@@ -44,7 +45,7 @@ MOST_SERVER = 5_000_000  # bytes a second in, or out
 
 def run(ranks: int = 1024) -> list[Figure]:
     """Measure, print and return the results."""
-    data = update_to_bytes(_sums(1).to_data())
+    data = msgspec.json.encode(_sums(1).to_data())
     publish_us = _publish_us()
     server = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     set_us, bytes_in = _filled(server, ranks)
@@ -138,7 +139,7 @@ def _publish_us() -> float:
             begin_ns = time.perf_counter_ns()
             data = sums.to_data()
             journal.append(journal.lines.rank(data))
-            channel.outbox.put(update_to_bytes(data))
+            channel.outbox.put(msgspec.json.encode(data))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # else everything would stay in the CPU's caches
     return median(took_ns) / NS_PER_US
@@ -148,7 +149,7 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
     """Send the summary of every rank; return the time of one in us, and the bytes of all."""
     store, size, took_ns = connect(server, "0.0"), 0, []
     for rank in range(1, ranks):
-        data = update_to_bytes(_sums(rank).to_data())
+        data = msgspec.json.encode(_sums(rank).to_data())
         begin_ns = time.perf_counter_ns()
         packed = Message(
             Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, sequence=rank

@@ -1,6 +1,4 @@
-import dataclasses
-import json
-
+import msgspec
 import pytest
 
 from tests.support.store import rank_of
@@ -8,7 +6,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import SectionNames
 from training_profiler.model.ranks import RankId
 from training_profiler.ranks import exchange as exchange_module
-from training_profiler.ranks.exchange import RankExchange, update_to_bytes
+from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.message import Heartbeat, ReceivedMessage
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.safety.fault_guard import FaultGuard
@@ -70,7 +68,7 @@ class Ranks:
     def receive(self, rank, steps, heartbeat=None, ago=0.0, **rest):
         summary = RankSummary(RankId(rank, 3, "node1"), steps=steps, **rest)
         self.channel.messages[rank] = ReceivedMessage(
-            update_to_bytes(summary.to_data()), ago, heartbeat or Heartbeat(steps)
+            msgspec.json.encode(summary.to_data()), ago, heartbeat or Heartbeat(steps)
         )
 
 
@@ -82,13 +80,13 @@ def ranks(monkeypatch, clock):
 RUN = Totals(0, 0)
 
 
-def test_single_rank_publishes_nothing_and_has_no_stats(monkeypatch, clock):
-    alone = Ranks(monkeypatch, clock, world_size=1)
+def test_single_rank_publishes_nothing_and_has_no_stats_nor_have_ranks_but_the_first(monkeypatch, clock):
+    alone, second = Ranks(monkeypatch, clock, world_size=1), Ranks(monkeypatch, clock, rank=1)
     alone.publish()
     alone.publish_final(inside=(), ended_by=None)
     alone.exchange.close()
-    assert alone.exchange.stats(RUN) is None
-    assert (alone.summaries, alone.calls, alone.channel.finished) == ([], [], [])
+    assert alone.exchange.stats(RUN) is second.exchange.stats(RUN) is None
+    assert (alone.summaries, alone.calls, alone.channel.finished, second.calls) == ([], [], [], [])
 
 
 def test_summary_has_wall_clock_times_of_begin_and_sending(ranks, clock):
@@ -114,12 +112,6 @@ def test_rank_0_computes_stats_of_own_and_received_summaries(ranks):
     summaries, world_size, rest = ranks.calls[0]
     assert ([summary.who.rank for summary in summaries], world_size) == ([0, 2], 3)
     assert (rest["age_s"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
-
-
-def test_other_ranks_compute_no_stats(monkeypatch, clock):
-    second = Ranks(monkeypatch, clock, rank=1)
-    assert second.exchange.stats(RUN) is None
-    assert second.calls == []
 
 
 def test_interval_stats_use_new_steps_of_ranks_with_enough(ranks):
@@ -219,11 +211,6 @@ def test_stats_of_a_finished_run_are_computed_once(ranks):
     ranks.publish_final(inside=(), ended_by=None)
     assert ranks.exchange.stats(RUN) == ranks.exchange.stats(RUN)
     assert len(ranks.calls) == 1
-
-
-def test_update_is_json_of_the_summary():
-    summary = RankSummary(RankId(1, 3), steps=5)
-    assert json.loads(update_to_bytes(summary.to_data()))["who"]["rank"] == dataclasses.asdict(summary.who)["rank"]
 
 
 def test_without_a_group_there_are_no_stats_before_a_message(ranks):

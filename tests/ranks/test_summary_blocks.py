@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.model.ranks import BLOCK_STEPS, MOST_BLOCKS, block_stride, compared_blocks, is_compared
+from training_profiler.model.ranks import (
+    BLOCK_STEPS,
+    MOST_BLOCKS,
+    GradientSyncTotals,
+    block_stride,
+    compared_blocks,
+    is_compared,
+)
 
 
 def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():
@@ -48,3 +55,7 @@ def test_ranks_at_different_steps_keep_blocks_in_common(steps, other):
     assert max(map(len, kept)) <= MOST_BLOCKS
     if steps <= other < 2 * steps:  # ranks in lock-step are much closer
         assert len(kept[0] & kept[1]) >= min(3, steps)
+
+
+def test_exposed_time_is_total_minus_hidden():
+    assert [GradientSyncTotals(1, 1, *ns).exposed_ns for ns in ((300, 100), (100, 300))] == [200, 0]

@@ -1,7 +1,6 @@
 """Events above the watermark are not drained, and batches stay in order."""
 
 import threading
-import weakref
 
 import pytest
 
@@ -35,25 +34,17 @@ def test_marks_after_the_watermark_are_not_drained(held, clock):
     assert held.drain().marks == [1005, STEP_END]
     held.release(clock())
     assert held.drain().marks == [1030, LOOP_BEGIN]
-
-
-def test_step_end_releases_earlier_events(held):
-    held.mark(STEP_END)
-    assert held.drain().until_ns == 1030
+    held.mark(STEP_END)  # earlier events are final
+    assert held.watermark_ns == 1030
+    held.watermark_ns = None
+    held.release(5)
+    assert held.watermark_ns is None
 
 
 def test_batch_never_ends_before_the_last_one(held):
     assert held.drain().until_ns == 1010
     held.watermark_ns = 1003
     assert held.drain().until_ns == 1010
-
-
-def test_watermark_applies_to_all_threads(held, clock):
-    alive = threading.Event()
-    other = ThreadBuffer("other", weakref.ref(alive), held.implementation)
-    other.events.extend([1002, 1, 1012, -1])
-    held.buffers.append(other)
-    assert [thread.events for thread in held.drain().threads if thread.name == "other"] == [[1002, 1]]
 
 
 def test_ended_thread_keeps_events_after_the_watermark(held):
@@ -68,11 +59,6 @@ def test_ended_thread_keeps_events_after_the_watermark(held):
     held.watermark_ns = None
     assert of_other(held.drain()) == [(False, [1012, -1])]
     assert of_other(held.drain()) == []
-
-
-def test_release_without_watermark_does_nothing(recorder):
-    recorder.release(5)
-    assert recorder.watermark_ns is None
 
 
 def test_is_blocked_while_the_watermark_stands_still(held):

@@ -30,7 +30,6 @@ STOP_MEASURING = [
     "close device time",
     "close machine sampler",
     "close instrumentation",
-    "discard events",  # the same again
     "journal: interval",
     "wait for files",
     "wait for capture file",

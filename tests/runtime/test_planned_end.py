@@ -54,15 +54,11 @@ def test_without_the_settings_nothing_is_asked(clock):
 )
 def test_it_ends_with_the_first_step_that_reaches_the_limit(clock, given, step_s, ended_at):
     training = Planned(clock, step_s=step_s, for_=given)
+    assert training.end.next_step == (ended_at if given.endswith(("step", "steps")) else NEVER)
     assert training.train(100) == ended_at
     steps = "1 step" if ended_at == 1 else f"{ended_at} steps"
     assert training.said == [f"ending the training after {steps}, as --for {given} asked"]
     assert training.end.ended_by == f"--for {given}"
-
-
-def test_a_limit_of_steps_is_the_next_step_that_ends_with_the_session(clock):
-    training = Planned(clock, for_="20steps")
-    assert training.end.next_step == 20
 
 
 def test_a_training_that_goes_on_is_not_ended_twice_and_that_is_said_once(clock):
@@ -109,9 +105,6 @@ def test_looks_are_some_steps_and_a_second_apart_and_more_where_they_take_long(c
     assert not training.end.is_look_due(1000, clock() + 49 * 10**9)
     assert not training.end.is_look_due(39, clock() + 50 * 10**9)
     assert training.end.is_look_due(40, clock() + 50 * 10**9)
-
-
-def test_the_other_ranks_look_at_no_findings(clock):
     assert not Planned(clock, rank=1, world_size=2, stop_when_sure=True).end.is_look_due(1000, clock())
 
 
@@ -133,16 +126,10 @@ def test_rank_0_sets_the_last_step_before_the_time_is_over_so_that_it_comes_then
     assert training.said == ["ending the training after 601 steps, as --for 60s asked"]
 
 
-def test_rank_0_sets_the_last_step_two_steps_ahead_where_steps_are_long(clock):
+def test_rank_0_sets_the_last_step_once_two_steps_ahead_where_steps_are_long(clock):
     training = Planned(clock, 0, 2, step_s=100.0, for_="60s")
-    assert training.train(2) is None
+    assert training.train(1000) is None  # the others have not heard of it
     assert training.asked == [2]
-
-
-def test_rank_0_ends_only_where_the_others_hear_of_it(clock):
-    training = Planned(clock, 0, 2, for_="1s")
-    assert training.train(1000) is None
-    assert len(training.asked) == 1
 
 
 def test_the_other_ranks_follow_rank_0_alone(clock):
@@ -169,19 +156,13 @@ def handle(monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_end_is_an_interrupt_and_an_exit_with_status_0(handle):
-    handle(signal.default_int_handler)
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL])
+def test_the_end_is_an_interrupt_and_an_exit_with_status_0(handle, handler):
+    handle(handler)
     with pytest.raises(KeyboardInterrupt) as raised:
         end_training()
     assert isinstance(raised.value, SystemExit)
     assert raised.value.code == 0
-
-
-@pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
-def test_a_training_whose_shell_ignores_ctrl_c_ends_as_well(handle, ignored):
-    handle(ignored)
-    with pytest.raises(EndOfTraining):
-        end_training()
 
 
 def test_a_handler_of_the_program_is_called_and_nothing_is_raised(handle):

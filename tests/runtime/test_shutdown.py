@@ -27,6 +27,17 @@ def wakeup_descriptor():
     return descriptor
 
 
+@pytest.fixture
+def of_program():
+    """Return a descriptor for signals that is the program's."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    yield writes
+    signal.set_wakeup_fd(-1)
+    os.close(reads)
+    os.close(writes)
+
+
 def watchers():
     return [thread for thread in threading.enumerate() if thread.name == "training_profiler SIGTERM"]
 
@@ -37,14 +48,15 @@ def test_descriptors_are_far_from_those_of_the_program(shutdown):
     assert all(descriptor >= descriptors.LOWEST for descriptor in (each.number for each in shutdown._pipe))
 
 
-def test_low_limit_of_descriptors_leaves_the_handler_alone(shutdown, monkeypatch):
-    monkeypatch.setattr(descriptors, "LOWEST", 10**9)
-    shutdown.end_where_stuck()
-    assert (watchers(), wakeup_descriptor()) == ([], -1)
-
-
-def test_no_greenlet_waits_for_signals_on_the_thread_of_the_training(shutdown, monkeypatch):
-    replace_threads(monkeypatch, "gevent.thread")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(descriptors, "LOWEST", 10**9),  # the limit of descriptors is lower
+        lambda patch: replace_threads(patch, "gevent.thread"),  # a greenlet would wait on the training's thread
+    ],
+)
+def test_no_thread_waits_for_signals_where_it_would_disturb(shutdown, monkeypatch, change):
+    change(monkeypatch)
     shutdown.end_where_stuck()
     assert (watchers(), wakeup_descriptor()) == ([], -1)
 
@@ -63,20 +75,13 @@ def test_wakeup_descriptor_rests_during_a_fork(shutdown):
     assert wakeup_descriptor() == shutdown._pipe[1].number
 
 
-def test_wakeup_descriptor_of_the_program_does_not_rest_during_a_fork(shutdown):
+def test_wakeup_descriptor_of_the_program_does_not_rest_during_a_fork(shutdown, of_program):
     shutdown.end_where_stuck()
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes)
-    try:
-        shutdown._pause()
-        assert wakeup_descriptor() == writes
-        shutdown._resume()
-        assert wakeup_descriptor() == writes
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(reads)
-        os.close(writes)
+    signal.set_wakeup_fd(of_program)
+    shutdown._pause()
+    assert wakeup_descriptor() == of_program
+    shutdown._resume()
+    assert wakeup_descriptor() == of_program
 
 
 def test_handler_in_c_is_not_replaced():
@@ -95,17 +100,10 @@ def test_ctrl_c_at_the_end_is_silent():
     Shutdown(interrupted)._at_exit()
 
 
-def test_wakeup_descriptor_of_another_library_stays(shutdown):
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes)
-    try:
-        shutdown.end_where_stuck()
-        assert (watchers(), wakeup_descriptor()) == ([], writes)
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(reads)
-        os.close(writes)
+def test_wakeup_descriptor_of_another_library_stays(shutdown, of_program):
+    signal.set_wakeup_fd(of_program)
+    shutdown.end_where_stuck()
+    assert (watchers(), wakeup_descriptor()) == ([], of_program)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +134,13 @@ def test_signal_handled_by_the_program_is_not_handled(shutdown, monkeypatch):
 def test_error_of_a_signal_handler_at_the_exit_does_not_lose_the_end():
     calls = []
 
-    def handler(number, frame):
-        raise RuntimeError("a worker crashed")
-
     def finish(ended_by):
         calls.append(ended_by)
         if len(calls) == 1:
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)  # whose handler fails
         return True
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        Shutdown(finish)._at_exit()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    Shutdown(finish)._at_exit()
     assert len(calls) == 2
 
 

@@ -21,7 +21,6 @@ from training_profiler.model.interval import IntervalRecord, StepFlops
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import GradientSyncTotals, RankId
 from training_profiler.model.snapshot import DeviceTimingStats, Health
-from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import (
     RankSection,
@@ -147,7 +146,7 @@ def messages() -> dict[str, bytes]:
     alive = Heartbeat(100, ("forward_pass", "été"), 1.5, "node1")
     return {
         "message-heartbeat.bin": Message(Heartbeat()).pack(),
-        "message-summary.bin": Message(alive, update_to_bytes(summary.to_data()), True, 12).pack(),
+        "message-summary.bin": Message(alive, msgspec.json.encode(summary.to_data()), True, 12).pack(),
     }
 
 

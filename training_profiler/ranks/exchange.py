@@ -1,6 +1,5 @@
 """Publishes the summary of this rank, and computes the statistics of all ranks."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -114,8 +113,9 @@ class RankExchange:
         return exchanged
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
-        """Add a flush interval."""
-        self._summary_builder.add(totals, step_ns, exchanged)
+        """Add a flush interval. A rank without others has nothing to compare but what DDP measured."""
+        if self._rank.is_one_of_many() or exchanged.exchanges:
+            self._summary_builder.add(totals, step_ns, exchanged)
 
     def due_summary(self, run: Totals, *, inside: tuple[str, ...]) -> RankSummary | None:
         """Return the summary of this rank if one is due; else None."""
@@ -137,7 +137,7 @@ class RankExchange:
         if not is_final:  # no thread can start at the interpreter's end
             self.start()
         if not self._rank.is_primary():
-            self._guard(PART, lambda: self._channel.outbox.put(update_to_bytes(data), is_final))
+            self._guard(PART, lambda: self._channel.outbox.put(msgspec.json.encode(data), is_final))
 
     def close(self) -> None:
         """Send the final summary; rank 0 waits a moment for those of the other ranks."""
@@ -253,8 +253,3 @@ class RankExchange:
     def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient synchronization on this rank; None without DDP."""
         return self._summary_builder.gradient_sync_stats()
-
-
-def update_to_bytes(summary: Mapping[str, Any]) -> bytes:
-    """Return the data of a summary as bytes."""
-    return json.dumps(summary, separators=(",", ":"), allow_nan=False).encode()

@@ -145,7 +145,7 @@ class ProfilerHealth:
         return self._section_cost_ns * (run.training_spans - calls + of_patches)
 
     def measure_again(self) -> None:
-        """Measure the cost of a section once more, later in the run or at its end; the lower of the two counts.
+        """Measure the cost of a section once more, later in the run; the lower of the two counts.
 
         The run may have begun in a moment in which this machine had a tenth of its speed.
         """

@@ -374,7 +374,6 @@ class Pipeline:
             self.outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
-        self.guard.run("cost of a section", self.profiler_health.measure_again)
         self.guard.run("CPU speed", lambda: self._measure_cpu(ended_by))
         self.guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
         self.outputs.settle()  # a capture asks for the run folder

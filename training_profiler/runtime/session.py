@@ -325,7 +325,7 @@ class Session:
             due_ns = min(due_ns, self._next_early_ns)
         if now_ns < due_ns and not self._planned_end.is_look_due(self._progress.steps, now_ns):
             return min(IDLE_S, (due_ns - now_ns) / NS_PER_S)
-        if now_ns >= self._beside_ns:
+        if self._progress.steps:
             self.run.guard.run("cost of a section", self.run.profiler_health.measure_again)
         return 0.0 if self._exclusively_beside() else SOON_S
 

@@ -2,12 +2,15 @@
 
 That is torch, unless it is left out, and the modules of the profiler; the package itself is imported by the program,
 for then it reads the switch. What an interpreter does before the first line of a program is left out, so tests of
-start-up, of the import of torch, of tracebacks and of options of the interpreter start one. ``ForkServer`` is the side
-of the tests; this file run as a script is the other. For each program it gets one message, with the descriptors of the
-program's streams, and answers through a pipe of the program's own: a line with its process number, and a line with how
-it ended.
+start-up, of the import of torch, of tracebacks and of options of the interpreter start one. So is the end of torch
+itself, which takes longer than most programs, too: exit handlers run and the program's own objects go as ever.
+``ForkServer`` is the side of the tests; this file run as a script is the other. For each program it gets one message,
+with the descriptors of the program's streams, and answers through a pipe of the program's own: a line with its process
+number, and a line with how it ended.
 """
 
+import atexit
+import ctypes
 import gc
 import json
 import os
@@ -28,6 +31,7 @@ from typing import IO
 
 ROOT = "RECTIFIED_FLOW_PROFILE_ROOT"
 PACKAGE = "training_profiler"
+LASTING = ("torch", "sympy", "mpmath", "numpy")
 MESSAGE_BYTES = 1 << 17
 HIGHEST_DESCRIPTOR = 1 << 12
 Stream = int | IO[str] | IO[bytes]
@@ -170,6 +174,8 @@ def become(words: list[str], cwd: str, environment: dict[str, str], is_profiled:
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if not is_bootstrap(path)]
     sys.path[1:2] = given
     sys.meta_path.insert(0, AgainFinder())
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # after Python's own end, and instead of that of torch's libraries
     if is_profiled:
         start_profiler()
     runpy.run_path(words[0], run_name="__main__")
@@ -198,6 +204,14 @@ class AgainFinder:
 
         spec.loader.exec_module = execute_again  # type: ignore[method-assign]
         return spec
+
+
+def keep_torch() -> None:
+    """Keep the modules of torch, and of what it imports, from being taken apart at the end of Python."""
+    keep = ctypes.pythonapi.Py_IncRef
+    keep.argtypes = [ctypes.py_object]
+    for name in [name for name in sys.modules if name.startswith(LASTING)]:
+        keep(sys.modules.pop(name))
 
 
 def is_bootstrap(path: str) -> bool:
@@ -272,6 +286,7 @@ class Server:
 
 def serve(requests: socket.socket, has_torch: bool) -> None:
     """Run programs until the tests close their end."""
+    atexit.register(keep_torch)  # the first, so it is called after all others
     import tabulate  # noqa: F401
 
     import training_profiler.runtime.process  # noqa: F401

@@ -1,5 +1,6 @@
 """For every test: profiling is off before it, and nothing is left behind after it."""
 
+import gc
 import os
 import signal
 import sys
@@ -58,6 +59,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             params = item.callspec.params if hasattr(item, "callspec") else {}
             variants = [str(params[name]) for name in shared if name in params]
             item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *variants])))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected, and never look through what is there then: it takes half the time.
+
+    All modules and tests stay to the end; full collections during tests go through their own objects alone.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

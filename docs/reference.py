@@ -46,7 +46,7 @@ RULES_PAGE, TRACE_RULES_PAGE = FOLDER / "rules.md", FOLDER / "trace-rules.md"
 GUIDE = FOLDER.parents[1] / "PROFILING.md"
 CONTRIBUTING = GUIDE.with_name("CONTRIBUTING.md")
 PACKAGE = CONTRIBUTING.parent / "training_profiler"
-REPORT_SCHEMA, PACKAGED_SCHEMA = (folder / "report.schema.json" for folder in (FOLDER, PACKAGE / "reports"))
+REPORT_SCHEMA = [folder / "report.schema.json" for folder in (FOLDER, PACKAGE / "reports")]  # `report --json-schema`
 JSON_PAGE = FOLDER / "json.md"
 EXAMPLE = GUIDE.parent / "tests" / "golden" / "0.2.0-loaders" / "report.json"  # as this version writes it
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
@@ -100,8 +100,7 @@ def pages() -> dict[Path, str]:
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
         TREATMENTS_PAGE: treatments_page(),
         JSON_PAGE: with_example(JSON_PAGE),
-        REPORT_SCHEMA: json.dumps(report_schema(), indent=1) + "\n",
-        PACKAGED_SCHEMA: json.dumps(report_schema(), separators=(",", ":")) + "\n",
+        **dict.fromkeys(REPORT_SCHEMA, json.dumps(report_schema(), indent=1) + "\n"),
     }
 
 

@@ -19,7 +19,7 @@ TYPES = {
     "boolean": bool,
     "null": type(None),
 }
-SCHEMA = report_schema()  # tests/docs compares it with the code
+SCHEMA = json.loads(report_schema())  # tests/docs compares it with the code
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
 
 

@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report and return 0."""
     if arguments.json_schema:
-        print(json.dumps(report_schema(), indent=1))
+        write(report_schema())
         return 0
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)

@@ -4,7 +4,6 @@
 the JSON schema of all keys, ``report.schema.json``, from the classes of the figures.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from importlib.resources import files
@@ -167,7 +166,6 @@ def _run_cost(snapshot: Snapshot) -> dict[str, Any] | None:
     }
 
 
-def report_schema() -> dict[str, Any]:
-    """Return the JSON schema of a report. Any version may add keys, so it allows others."""
-    schema: dict[str, Any] = json.loads(files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8"))
-    return schema
+def report_schema() -> str:
+    """Return the JSON schema of a report, as text. Any version may add keys, so it allows others."""
+    return files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")

@@ -13,27 +13,16 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from training_profiler.base.sections import DATA_LOADING, FREE, KNOWN_SECTIONS, OTHER, PROFILER
 from training_profiler.base.trackers import TRACKERS, Tracker
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
-from training_profiler.diagnosis.finding import ADVISED, Change, Check
-from training_profiler.model.snapshot import (
-    OUTSIDE_STEPS,
-    AllRanksStats,
-    EpochStats,
-    LineStats,
-    Pause,
-    SectionStats,
-    Snapshot,
-)
-from training_profiler.reports.report_json import AS_THEY_ARE, SCHEMA
+from training_profiler.diagnosis.finding import ADVISED, Change
+from training_profiler.model.snapshot import OUTSIDE_STEPS
+from training_profiler.reports.report_json import report_schema
 from training_profiler.settings import settings
 from training_profiler.trials.results import Results
 from training_profiler.trials.treatment import Treatment
@@ -46,7 +35,7 @@ RULES_PAGE, TRACE_RULES_PAGE = FOLDER / "rules.md", FOLDER / "trace-rules.md"
 GUIDE = FOLDER.parents[1] / "PROFILING.md"
 CONTRIBUTING = GUIDE.with_name("CONTRIBUTING.md")
 PACKAGE = CONTRIBUTING.parent / "training_profiler"
-REPORT_SCHEMA = [folder / "report.schema.json" for folder in (FOLDER, PACKAGE / "reports")]  # `report --json-schema`
+REPORT_SCHEMA = FOLDER / "report.schema.json"
 JSON_PAGE = FOLDER / "json.md"
 EXAMPLE = GUIDE.parent / "tests" / "golden" / "0.2.0-loaders" / "report.json"  # as this version writes it
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
@@ -100,7 +89,7 @@ def pages() -> dict[Path, str]:
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
         TREATMENTS_PAGE: treatments_page(),
         JSON_PAGE: with_example(JSON_PAGE),
-        **dict.fromkeys(REPORT_SCHEMA, json.dumps(report_schema(), indent=1) + "\n"),
+        REPORT_SCHEMA: json.dumps(report_schema(Results), indent=1) + "\n",
     }
 
 
@@ -287,95 +276,6 @@ def _synopsis(action: argparse.Action) -> str:
     words = _words(action) if action.option_strings else _value(action)
     choices = f", one of {', '.join(f'`{choice}`' for choice in action.choices)}" if action.choices else ""
     return f"`{words}`{choices}"
-
-
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-Schema = dict[str, Any]
-
-_TEXT: Final[Schema] = {"type": "string"}
-_COUNT: Final[Schema] = {"type": "integer"}
-_NUMBER: Final[Schema] = {"type": ["number", "null"]}  # NaN and infinity become null
-_SCHEMAS: Final[dict[Any, Schema]] = {bool: {"type": "boolean"}, int: _COUNT, float: _NUMBER, str: _TEXT, Any: {}}
-
-
-def report_schema() -> Schema:
-    """Return the schema of a report, made from the classes of the figures. It allows other keys."""
-    ranks, epoch = _schema_of(AllRanksStats), _schema_of(EpochStats)
-    hints = {
-        name: _schema_of(hint) for name, hint in get_type_hints(Snapshot).items() if name in (*AS_THEY_ARE, "step")
-    }
-    ranks["properties"]["sections"]["items"]["properties"]["slowest"] = _COUNT
-    epoch["properties"]["batches_per_s"] = _NUMBER  # not of every epoch
-    line = _object({"place": _TEXT, "seconds": _NUMBER})
-    part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
-    call = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
-    texts = dict.fromkeys(("code", "finding", "fix", "losses", "tried"), _TEXT)
-    numbers = dict.fromkeys(("saving_s", "saving_share", "saving_cost", "step_s", "step_if_fixed_s"), _NUMBER)
-    action = _object({"text": _TEXT, "saving_s": _NUMBER, "saving_share": _or_null(_NUMBER), "losses": _TEXT})
-    ranges = {"saving_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
-    cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
-    properties = {
-        "schema": {"const": SCHEMA},
-        "schema_changes": _TEXT,
-        "verdict": _TEXT,
-        "training_s": _NUMBER,
-        "after_training_s": _NUMBER,
-        "sections": _by_name(_object_of(SectionStats, "name")),
-        "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
-        "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
-        "step_time": hints["step"],
-        "epochs": _list_of(epoch),
-        "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
-        "pauses": _schema_of(tuple[Pause, ...]),
-        "ranks": _or_null(ranks),
-        "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
-        "checklist": _list_of(_object_of(Check)),
-        "cost": _or_null(_object(cost)),
-        **{name: hints[name] for name in AS_THEY_ARE},
-        "trials": _or_null(_object_of(Results)),
-    }
-    return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}
-
-
-def _object_of(kind: Any, *without: str) -> Schema:
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
-    return _object({name: _schema_of(hints[name]) for name in names if name not in without})
-
-
-def _object(properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list_of(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _by_name(values: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": values}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _schema_of(kind: Any) -> Schema:
-    if kind in _SCHEMAS:
-        return _SCHEMAS[kind]
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        kinds = [each for each in arguments if each is not NoneType]
-        inner = _schema_of(kinds[0]) if len(kinds) == 1 else {"anyOf": [_schema_of(each) for each in kinds]}
-        return inner if inner == _NUMBER else _or_null(inner)
-    if origin is not None and issubclass(origin, Mapping):
-        return _by_name(_schema_of(arguments[1]))
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _list_of(_schema_of(arguments[0]))
-    if is_dataclass(kind):
-        return _object_of(kind)
-    if origin is tuple or issubclass(kind, tuple):  # JSON has lists for named tuples
-        return {"type": "array"}
-    raise TypeError(f"{kind} has no form in JSON here")
 
 
 def main(words: list[str]) -> int:

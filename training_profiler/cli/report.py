@@ -22,8 +22,8 @@ from training_profiler.settings.settings import FORMATS
 from training_profiler.storage.run_folder import run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, no_runs, read_run
 from training_profiler.trials.report import render_results, with_trials
+from training_profiler.trials.results import Results, load
 from training_profiler.trials.results import as_data as trials_data
-from training_profiler.trials.results import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report and return 0."""
     if arguments.json_schema:
-        write(report_schema())
+        print(json.dumps(report_schema(Results), indent=1))
         return 0
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)

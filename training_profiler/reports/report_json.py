@@ -1,20 +1,19 @@
-"""The data contract: ``report.json`` and ``training-profiler report RUN --json``.
+"""The data contract: ``report.json`` and ``training-profiler report RUN --json``, and its JSON schema.
 
-``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time. docs/reference.py writes
-the JSON schema of all keys, ``report.schema.json``, from the classes of the figures.
+``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
-from importlib.resources import files
-from typing import Any, Final
+from dataclasses import asdict, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from training_profiler.base.sections import LINES_IN_WORKERS
 from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.finding import losses_text
+from training_profiler.diagnosis.finding import Check, losses_text
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.model.snapshot import AllRanksStats, EpochStats, LineStats, Snapshot
+from training_profiler.model.snapshot import AllRanksStats, EpochStats, LineStats, Pause, SectionStats, Snapshot
 from training_profiler.reports.answer import action_text
 from training_profiler.reports.verdict import checklist, saved_share, verdict
 
@@ -166,6 +165,93 @@ def _run_cost(snapshot: Snapshot) -> dict[str, Any] | None:
     }
 
 
-def report_schema() -> str:
-    """Return the JSON schema of a report, as text. Any version may add keys, so it allows others."""
-    return files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+_TEXT: Final[Schema] = {"type": "string"}
+_COUNT: Final[Schema] = {"type": "integer"}
+_NUMBER: Final[Schema] = {"type": ["number", "null"]}  # NaN and infinity become null
+_SCHEMAS: Final[dict[Any, Schema]] = {bool: {"type": "boolean"}, int: _COUNT, float: _NUMBER, str: _TEXT, Any: {}}
+
+
+def report_schema(trials: type) -> Schema:
+    """Return the schema, made from the classes of the figures. Any version may add keys, so others are allowed.
+
+    ``trials`` is the class of the results of changes that were tried.
+    """
+    ranks, epoch = _schema_of(AllRanksStats), _schema_of(EpochStats)
+    hints = {
+        name: _schema_of(hint) for name, hint in get_type_hints(Snapshot).items() if name in (*AS_THEY_ARE, "step")
+    }
+    ranks["properties"]["sections"]["items"]["properties"]["slowest"] = _COUNT
+    epoch["properties"]["batches_per_s"] = _NUMBER  # not of every epoch
+    line = _object({"place": _TEXT, "seconds": _NUMBER})
+    part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
+    call = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
+    texts = dict.fromkeys(("code", "finding", "fix", "losses", "tried"), _TEXT)
+    numbers = dict.fromkeys(("saving_s", "saving_share", "saving_cost", "step_s", "step_if_fixed_s"), _NUMBER)
+    action = _object({"text": _TEXT, "saving_s": _NUMBER, "saving_share": _or_null(_NUMBER), "losses": _TEXT})
+    ranges = {"saving_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
+    cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
+    properties = {
+        "schema": {"const": SCHEMA},
+        "schema_changes": _TEXT,
+        "verdict": _TEXT,
+        "training_s": _NUMBER,
+        "after_training_s": _NUMBER,
+        "sections": _by_name(_object_of(SectionStats, "name")),
+        "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
+        "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
+        "step_time": hints["step"],
+        "epochs": _list_of(epoch),
+        "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
+        "pauses": _schema_of(tuple[Pause, ...]),
+        "ranks": _or_null(ranks),
+        "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
+        "checklist": _list_of(_object_of(Check)),
+        "cost": _or_null(_object(cost)),
+        **{name: hints[name] for name in AS_THEY_ARE},
+        "trials": _or_null(_object_of(trials)),
+    }
+    return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}
+
+
+def _object_of(kind: Any, *without: str) -> Schema:
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
+    return _object({name: _schema_of(hints[name]) for name in names if name not in without})
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _by_name(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _schema_of(kind: Any) -> Schema:
+    if kind in _SCHEMAS:
+        return _SCHEMAS[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        kinds = [each for each in arguments if each is not NoneType]
+        inner = _schema_of(kinds[0]) if len(kinds) == 1 else {"anyOf": [_schema_of(each) for each in kinds]}
+        return inner if inner == _NUMBER else _or_null(inner)
+    if origin is not None and issubclass(origin, Mapping):
+        return _by_name(_schema_of(arguments[1]))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _list_of(_schema_of(arguments[0]))
+    if is_dataclass(kind):
+        return _object_of(kind)
+    if origin is tuple or issubclass(kind, tuple):  # JSON has lists for named tuples
+        return {"type": "array"}
+    raise TypeError(f"{kind} has no form in JSON here")

@@ -23,19 +23,14 @@ from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with
 UNKNOWN_CPUS: Final = 2  # taken as free where that is not known
-BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
-NEXT: Final = "next"
-MOSTLY_LOCKED: Final = 0.5  # of the waiting for a batch, waiting for a lock
-MOSTLY_COMPUTES: Final = 0.7  # of the time of making a batch, CPU time
 # Taking a batch over from an idle worker took 2.4 to 4.7 ms on two busy cores, for batches of 2 kB to 1.5 MB.
 QUICK_BATCH_S: Final = 0.001
 SAVED_OF_QUICK: Final = 0.5
 THREADS_FROM: Final = 1.5  # of a worker
 SAVED_OF_THREADS: Final = 0.2  # of the waiting, by one thread a worker; measured with eight on one CPU each
 ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn"
-MOSTLY_TENSORS: Final = 0.5  # of the waiting, making tensors
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = Fix(
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
@@ -73,9 +68,7 @@ REMEDIES: Final = {
         Action("batch in the pipeline: .batched(n), with batch_size=None", (Change.LESS_PREPROCESSING,)),
     ),
 }
-READS_FILE: Final = "read_"  # of pandas, as in read_csv: it may not all fit into memory
 REMEDY_FROM: Final = 0.25  # of the waiting
-MANY_COPIES: Final = 8  # a step; the batch of a language model has up to six tensors
 REMADE: Final = Fix(
     "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
 )
@@ -119,7 +112,7 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         return UNKNOWN_LOADER
     lines = snapshot.lines_of_steps(DATA_LOADING) if _has_lines_of_making(snapshot) else []
     locked = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
-    if locked is not None and _part_of_waiting(snapshot, locked) >= MOSTLY_LOCKED:
+    if locked is not None and _part_of_waiting(snapshot, locked) >= 0.5:
         return Fix(f"Shorten what holds the lock that {locked.place} waits for", (Change.SHORTER_LOCK,))
     if _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
@@ -146,12 +139,12 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
     if line is not None and line.share:
         made_share = sum(share for name, share in line.called.items() if MAKING_TENSORS.matches(name))
         part, made_part = _part_of_waiting(snapshot, line), min(1.0, made_share / line.share)
-    if line is not None and made_part * part >= MOSTLY_TENSORS:
+    if line is not None and made_part * part >= 0.5:
         made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
         fixes.append(Fix(made, (Change.AHEAD_OF_TIME,)))
     elif line is not None and saved_by_workers < part:
         fixes.append(Fix(f"less work in {line.place} can save more", (Change.LESS_PREPROCESSING,)))
-    elif plan is not None and plan.cpu_s >= MOSTLY_COMPUTES * plan.making_s:  # it waits for no storage
+    elif plan is not None and plan.cpu_s >= 0.7 * plan.making_s:  # it waits for no storage
         fixes += [] if is_said else [Fix("otherwise preprocess less")]
     else:
         fixes.append(Fix("otherwise use faster storage" + ("" if is_said else " or preprocess less")))
@@ -273,14 +266,14 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
 
 def _line_of_making(snapshot: Snapshot) -> LineStats | None:
     lines = snapshot.lines_of_steps(DATA_LOADING)
-    return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
+    return next((line for line in lines if line.phase in PHASES and line.called and "next" not in line.called), None)
 
 
 def _remedy(snapshot: Snapshot) -> Action | None:
     """Return what the library that makes the batches has for them, and the part of the waiting that it saves."""
     lines, shares = snapshot.lines_of_steps(DATA_LOADING), Counter[str]()
     for line in lines:
-        if not any(READS_FILE in name for name in line.called):
+        if not any("read_" in name for name in line.called):  # as in read_csv: it may not all fit into memory
             shares.update(line.packages)
     package, _ = max(shares.items(), key=itemgetter(1), default=("", 0.0))
     if package not in REMEDIES or not _has_lines_of_making(snapshot):
@@ -354,7 +347,7 @@ def _begins_often(snapshot: Snapshot) -> bool:
         sum(snapshot.sections[name].step_total_s for name in names if name in snapshot.sections)
         for names in ((FIRST_FETCH, WORKER_START), (DATA_LOADING,))
     )
-    return first_s >= BEGINS_FROM * waited_s > 0
+    return first_s >= 0.25 * waited_s > 0  # the end of a pass takes about as long as its begin
 
 
 def stalls_fix(snapshot: Snapshot) -> Fix:
@@ -387,7 +380,7 @@ def transfer_fix(snapshot: Snapshot) -> Fix:
         how = "Use " if is_pinned else "Set pin_memory=True in the DataLoader and use "
     fix = f"{how}.to(device, non_blocking=True); prefetch batches to the device"
     batches = max(snapshot.steps, fetched)
-    if copies is None or not batches or copies.count < MANY_COPIES * batches:
+    if copies is None or not batches or copies.count < 8 * batches:  # the batch of a language model has up to six
         return Fix(fix, changes)
     return Fix(
         f"{fix}; copy at once what belongs together ({copies.count / batches:.0f} copies a step), and make constants "

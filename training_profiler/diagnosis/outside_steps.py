@@ -12,8 +12,6 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, co
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
-LONGEST_S: Final = 1.0  # of an epoch's steps; between longer epochs their number does not matter
-FEWEST: Final = 10  # epochs
 AS_LONG: Final = 10  # times: epochs after the change, or between two checkpoints
 PREPARED: Final = (DATA_SET, MODEL, REST)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
@@ -68,7 +66,7 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
     epochs = max(len(snapshot.epochs), snapshot.program.epochs)
     if step is None or outside is None or not has_enough_steps(snapshot):
         return None
-    if epochs < FEWEST or step.total_s > LONGEST_S * epochs:
+    if epochs < 10 or step.total_s > 1.0 * epochs:  # s; between longer ones their number does not matter
         return None
     lines = snapshot.settled_lines.get(OUTSIDE_STEPS, ())
     seen_s = sum(line.share for line in lines if line.inside) * snapshot.wall_s

@@ -13,7 +13,6 @@ from training_profiler.model.snapshot import LineStats, Snapshot
 SINGLE_ROWS: Final = 1.5  # rows of an action, on average: calls for one observation
 MOST_ENVIRONMENTS: Final = 16
 LITTLE: Final = 0.25  # of the environment's time: what the policy may take beside it
-SAVED: Final = 0.9  # of what shorter rollouts save: environments at once have work of their own
 _BUFFER_CALLS: Final = frozenset(("add", "append", "push", "store", "extend"))
 _ENVIRONMENT_CALLS: Final = frozenset(("step", "reset"))
 
@@ -47,7 +46,7 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     number = next((n for n in (2, 4, 8, MOST_ENVIRONMENTS) if policy_s <= LITTLE * n * others_s), MOST_ENVIRONMENTS)
     call_s, row_s = policy.total_s / policy.count, training.total_s / training.count / acting.training_rows
     left = min(1.0, 1 / number + (1 - 1 / number) * row_s / call_s)  # of the policy's time: each row takes its own
-    saved = SAVED * (1 - left) * policy_s / whole_s if whole_s else 0.0
+    saved = 0.9 * (1 - left) * policy_s / whole_s if whole_s else 0.0  # environments at once have work of their own
     cost, parts = cost_of_steps(snapshot, threshold, whole_s, saved=saved), _parts(snapshot, others_s)
     split = ", ".join(
         f"{name} {part_s / whole_s:.0%}" for name, part_s in (("policy", policy_s), *parts) if part_s >= 0.01 * whole_s

@@ -17,10 +17,7 @@ MOSTLY_WAITS: Final = 0.5  # of the time of making a batch
 LESS_LOCKED: Final = "Do less while the lock is held, or give each worker a file or connection of its own"
 FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
-MOST_OF_ONE_THREAD: Final = 1.5  # CPU time over time; the profiler's own threads are in it as well
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
-MOSTLY_IDLE: Final = 0.5  # of the workers' time
-FEW_FIRST: Final = 0.25  # of all batches, the first ones of a pass
 A_PART: Final = 0.2  # of the lines' time
 CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
@@ -188,11 +185,11 @@ def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
     A sampler runs in the training process with any number of workers, which are idle if it is slow.
     """
     fetches, first = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(FIRST_FETCH)
-    if fetches is None or fetches.p50_s is None or workers.phases.get(IDLE, 0.0) < MOSTLY_IDLE:
+    if fetches is None or fetches.p50_s is None or workers.phases.get(IDLE, 0.0) < 0.5:
         return 0.0
     lines = snapshot.lines.get(DATA_LOADING, ())
     in_sampler = sum(line.share for line in lines if line.phase == SAMPLER) > A_PART * sum(line.share for line in lines)
-    is_first = first is not None and first.count > FEW_FIRST * fetches.count
+    is_first = first is not None and first.count > 0.25 * fetches.count
     return 0.0 if is_first or in_sampler else fetches.p50_s
 
 
@@ -248,7 +245,7 @@ def _plan_without_workers(
     cpu_s, machine = loader.batch_cpu_avg_s, snapshot.machine
     if cpu_s is None or loader.batches < BATCHES_NEEDED or using_s <= 0 or now_s <= using_s:
         return None
-    if cpu_s > MOST_OF_ONE_THREAD * (now_s - using_s):
+    if cpu_s > 1.5 * (now_s - using_s):  # the profiler's own threads are in it as well
         return None
     at_best_s, has_room = using_s, free_cpus is None or free_cpus >= FREE_CPUS
     if free_cpus is not None and machine is not None and machine.cpu_process is not None and machine.cpu_process.mean:

@@ -41,7 +41,6 @@ READ_EACH: Final = 7  # of those, on average: reading a line takes about 10 us
 NAN_CHECKS: Final = ("aten.isnan.default", "aten._is_any_true.default", "aten._local_scalar_dense.default")
 # Names of nodes of autograd's graph: a parameter's, and those of what a penalty does to each parameter. Functional
 # layers take parameters by others, such as products and convolutions.
-OF_PARAMETER: Final = "AccumulateGrad"
 OF_PENALTY: Final = re.compile(r"(Pow|Abs|Sum|Mul|Sub|Norm|LinalgVectorNorm|Square|View|UnsafeView)Backward")
 
 
@@ -240,7 +239,7 @@ class _GraphReader:
         self.ns += spent_ns
         if number not in self.of_parameters and OF_PENALTY.match(node.name()):
             inputs = (each for each, _ in node.next_functions if each is not None)
-            if any(each.name().endswith(OF_PARAMETER) for each in inputs):
+            if any(each.name().endswith("AccumulateGrad") for each in inputs):
                 self.of_parameters.add(number)
 
 

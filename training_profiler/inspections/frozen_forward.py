@@ -105,7 +105,6 @@ MOST_PARAMETERS: Final = 2_000  # of one of them
 MOST_KEPT: Final = 32  # of its parameters and buffers, whose changes show that it is not frozen
 MOST_KEPT_INSIDE: Final = 4  # of a layer
 NEARLY_ALL: Final = 0.9  # of the batches
-INNER_LOOKS: Final = 3  # batches, in which the layers of a trained module are looked at
 LEAST: Final = 0.01  # of the time of all modules
 
 
@@ -320,7 +319,7 @@ class FrozenForward(Inspection):
         else:
             if id(module) not in self._trained_modules:
                 self._trained_modules[id(module)] = _signature(module)
-            is_due = has_grad and self._looks + len(self._fractions) < INNER_LOOKS
+            is_due = has_grad and self._looks + len(self._fractions) < 3  # batches
             if state is not None and is_clean and is_due and not self._program.may_be_compiled(module):
                 place = self._program.place_of(seen.caller)
 

@@ -40,7 +40,6 @@ FOLLOWED: Final = 64  # backward passes before it, of one update or of two
 APART: Final = 1.4  # times as many backward passes until the next one
 FREE_NS: Final = 20_000_000  # for looking, and as much again ...
 PART: Final = 200  # ... as this part of the time since then
-MOST_NODES: Final = 20_000  # of a graph: 20 ms
 OF_PARAMETERS: Final = 2**63  # and above: nodes that add to gradients, which are made once
 MOST_FRAMES: Final = 100
 MOST_NAMES: Final = 1_000
@@ -340,7 +339,7 @@ def reach(node: Any, before: int, makers: Mapping[int, str]) -> tuple[int, int, 
         makers: names of variables, by the numbers of the nodes that made them.
     """
     seen, waiting, new, old, name = {id(node): node}, deque([node]), 1, 0, ""
-    while waiting and len(seen) < MOST_NODES:
+    while waiting and len(seen) < 20_000:  # 20 ms
         for each, _ in waiting.popleft().next_functions:
             if each is None or id(each) in seen:
                 continue

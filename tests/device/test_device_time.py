@@ -130,11 +130,17 @@ def test_in_a_capture_nothing_is_recorded_asked_or_waited_for(run):
     assert run.time.stats() == stats(1, **{"a graph was captured": 1})
 
 
-def test_no_accelerator_is_begun_with_during_a_capture(monkeypatch):
+def test_no_accelerator_is_begun_with_during_a_capture_or_without_timing(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     run.device.is_capturing = True
     run.poll()
     assert run.device.calls == []
+    run.device.is_capturing, run.device.breaks = False, RuntimeError("events of mps have no timing")
+    run.clock.advance(1)
+    run.poll()
+    run.work("forward_pass", device_s=0.5)
+    assert run.snapshot().device is None
+    assert run.disabled == {"device time": "events of mps have no timing"}
 
 
 def test_what_was_before_the_accelerator_was_in_use_is_not_counted(monkeypatch):
@@ -303,15 +309,6 @@ def test_after_an_error_of_the_driver_no_event_is_freed(run):
     assert all(event() is not None for event in events)
 
 
-def test_a_device_without_timing_leaves_host_time(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    run.device.breaks = RuntimeError("events of mps have no timing")
-    run.poll()
-    run.work("forward_pass", device_s=0.5)
-    assert run.snapshot().device is None
-    assert run.disabled == {"device time": "events of mps have no timing"}
-
-
 @pytest.fixture
 def no_wait(monkeypatch, run):
     """Waiting at the end of the run lets the fake clocks go on instead."""
@@ -377,20 +374,24 @@ def test_another_timing_holds_from_the_next_look(run):
     assert run.time.stats().spans == 1
 
 
+def costly_run(monkeypatch, cost_ns):
+    """Return a run in which each stamp takes so long."""
+    run = device_run(monkeypatch, is_begun=False)
+
+    def current_index():
+        run.clock.advance_ns(cost_ns())
+        return 0
+
+    found = replace(run.device.accelerator(), current_index=current_index)
+    run.found = lambda: found
+    run.poll()
+    return run
+
+
 class TestCost:
     @pytest.fixture
     def run(self, monkeypatch):
-        """A run in which a stamp takes 10 us."""
-        run = device_run(monkeypatch, is_begun=False)
-
-        def current_index():
-            run.clock.advance_ns(10_000)
-            return 0
-
-        found = replace(run.device.accelerator(), current_index=current_index)
-        run.found = lambda: found
-        run.poll()
-        return run
+        return costly_run(monkeypatch, lambda: 10_000)
 
     def train(self, run, steps, step_s):
         for step in range(steps):
@@ -417,16 +418,8 @@ class TestCost:
         assert run.stats().unmeasured == {"left out to keep the cost low": left_out + 1}
 
     def test_a_stamp_in_which_another_thread_had_its_turn_is_not_what_stamps_cost(self, monkeypatch):
-        run = device_run(monkeypatch, is_begun=False)
         stamps = count(1)
-
-        def current_index():
-            run.clock.advance_ns(5_000_000 if next(stamps) % 16 == 0 else 10_000)
-            return 0
-
-        found = replace(run.device.accelerator(), current_index=current_index)
-        run.found = lambda: found
-        run.poll()
+        run = costly_run(monkeypatch, lambda: 5_000_000 if next(stamps) % 16 == 0 else 10_000)
         assert run.time._stamp_ns == 10_000
 
     def test_wall_time_in_which_others_ran_is_not_what_reading_events_costs(self, run, monkeypatch):

@@ -41,7 +41,9 @@ def collector(mailbox: Mailbox):
     collector.close()
 
 
-def test_a_killed_worker_keeps_what_it_had_handed_over(collector: WorkerCollector, mailbox: Mailbox) -> None:
+def test_what_a_killed_worker_had_handed_over_stays_until_the_last_reading(
+    collector: WorkerCollector, mailbox: Mailbox
+) -> None:
     counts = LoaderCounts("0")
     collector.add(counts, [1])
     mailbox.write(1, sums(10))
@@ -49,6 +51,10 @@ def test_a_killed_worker_keeps_what_it_had_handed_over(collector: WorkerCollecto
     (mailbox.folder / "1.json").write_bytes(b"[1,")  # killed in the middle of a writing
     collector.read()
     assert counts.workers == sums(10)
+    mailbox.write(1, sums(12))
+    collector.close()
+    assert counts.workers == sums(12)
+    assert not mailbox.folder.exists()
 
 
 def test_workers_of_many_passes_take_bounded_room_and_all_count(collector: WorkerCollector, mailbox: Mailbox) -> None:
@@ -59,15 +65,6 @@ def test_workers_of_many_passes_take_bounded_room_and_all_count(collector: Worke
         collector.read()
     assert counts.workers is not None
     assert (counts.workers.workers, counts.workers.batches) == (3 * MOST_FILES, 3 * MOST_FILES)
-
-
-def test_the_last_reading_is_at_the_end_and_the_folder_is_gone(collector: WorkerCollector, mailbox: Mailbox) -> None:
-    counts = LoaderCounts("0")
-    collector.add(counts, [1])
-    mailbox.write(1, sums(10))
-    collector.close()
-    assert counts.workers == sums(10)
-    assert not mailbox.folder.exists()
 
 
 def test_the_cost_in_the_workers_is_reported_after_the_end_too(collector: WorkerCollector, mailbox: Mailbox) -> None:

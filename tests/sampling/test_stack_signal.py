@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -35,7 +34,7 @@ def started():
     processes = []
 
     def start(text):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout.readline() == "hangs\n"
         return process
@@ -58,23 +57,18 @@ def test_process_that_holds_the_gil_in_c_shows_its_stacks_and_is_not_interrupted
     assert process.stdout.readline() == "slept 0\n"  # the signal would have cut it short
 
 
-def test_process_without_our_file_gets_none(started):
-    process = started("import time; print('hangs', flush=True); time.sleep(600)")
-    assert stacks_by_signal(process.pid) is None
-    assert process.poll() is None
+STOPPED_CATCHING = """
+import os, signal, threading, time
+number = signal.SIGRTMAX - 8
+os.memfd_create(f"training_profiler stacks {number} {threading.get_native_id()}")
+print("hangs", flush=True)
+time.sleep(600)
+"""  # as after os.exec, had the file survived it
 
 
-def test_process_that_stopped_catching_the_signal_gets_none(started):
-    # As after os.exec, had the file survived it.
-    process = started(
-        """
-        import os, signal, threading, time
-        number = signal.SIGRTMAX - 8
-        os.memfd_create(f"training_profiler stacks {number} {threading.get_native_id()}")
-        print("hangs", flush=True)
-        time.sleep(600)
-        """
-    )
+@pytest.mark.parametrize("text", ["import time; print('hangs', flush=True); time.sleep(600)", STOPPED_CATCHING])
+def test_process_without_our_file_or_that_stopped_catching_the_signal_gets_none(started, text):
+    process = started(text)
     assert stacks_by_signal(process.pid) is None
     assert process.poll() is None
 

@@ -94,13 +94,13 @@ class SwitchablePatches:
 
     def __init__(self) -> None:
         from training_profiler.recording.data_loader import LoaderRegistry
-        from training_profiler.recording.recorder import NO_LIMIT, Recorder, StepCount
+        from training_profiler.recording.recorder import NO_LIMIT, Recorder, TrainingProgress
         from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
 
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # without a session: events are discarded
-        self._recorder.be_quiet(StepCount(), NO_LIMIT, NO_LIMIT)  # nearly all steps of a run end without one
+        self._recorder.be_quiet(TrainingProgress(), NO_LIMIT, NO_LIMIT)  # nearly all steps of a run end without one
         loaders = LoaderRegistry()
         self._instrumentation = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 

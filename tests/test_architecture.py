@@ -25,7 +25,7 @@ ARROWS = {
     "statistics": "base model",
     "recording": "base model",
     "safety": "base recording",
-    "instrumentation": "base model recording",
+    "instrumentation": "bootstrap base model recording",
     "inspections": "base model recording safety instrumentation",
     "sampling": "base model recording safety instrumentation",
     "device": "base model recording safety",
@@ -73,7 +73,7 @@ PACKAGES_OF_OTHERS = {
     # libcst once an edit is asked for. The modules of the start-up folder import each other by name: that folder is on
     # sys.path, not a package.
     "trials": {"libcst", "msgspec", "numpy", "psutil", "torch"}
-    | {f"training_profiler_{name}" for name in ("layer", "libraries", "redirection", "trial")},
+    | {f"training_profiler_{name}" for name in ("hook", "trial")},
     "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
     "cli": {"mcp", "mcp_types", "rich"},  # for assistants, and for a view of the whole terminal
 }

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import training_profiler.safety.numpy_threads  # noqa: F401, before anything imports numpy
 
@@ -22,9 +22,11 @@ from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import is_being_spawned, is_worker
-from training_profiler.sampling.line_sampler import ImportOfTorch
 from training_profiler.settings.settings import unknown_variables
-from training_profiler.sinks.sink import MetricRow
+
+if TYPE_CHECKING:
+    from training_profiler.sampling.line_sampler import ImportOfTorch
+    from training_profiler.sinks.sink import MetricRow
 
 T = TypeVar("T")
 MOST_NOTES: Final = 20

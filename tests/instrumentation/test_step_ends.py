@@ -6,7 +6,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loader_passes import Passes
 from training_profiler.instrumentation.loop_detection.step_detector import StepEnds
 from training_profiler.recording.event_codes import EPOCH_BEGIN
-from training_profiler.recording.recorder import StepCount
+from training_profiler.recording.recorder import TrainingProgress
 
 
 class Iterator:
@@ -29,7 +29,7 @@ ITERATOR = Iterator()
 )
 @pytest.mark.parametrize("watermark_ns", [None, 1_000])
 def test_session_is_asked_where_something_is_due(happens, asked, watermark_ns):
-    found, recorder, passes, count = [], FakeRun().recorder, Passes(), StepCount()
+    found, recorder, passes, count = [], FakeRun().recorder, Passes(), TrainingProgress()
     recorder.watermark_ns = watermark_ns
     ends = StepEnds(recorder, found.append)
     ends.follow(passes)

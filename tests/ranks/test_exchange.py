@@ -214,7 +214,7 @@ def test_stats_of_a_finished_run_are_computed_once(ranks):
 
 
 def test_without_a_group_there_are_no_stats_before_a_message(ranks):
-    ranks.exchange._rank.has_group = False
+    ranks.exchange.rank.has_group = False
     assert ranks.exchange.stats(RUN) is None
     ranks.receive(1, 5)
     assert ranks.exchange.stats(RUN) == ("stats", 1)

@@ -7,7 +7,7 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.hang_detector import HangDetector, hang_text, open_sections
 from training_profiler.ranks.message import Heartbeat, ReceivedMessage
 from training_profiler.recording.event_codes import INFERRED, LOADER, TIME_ONLY, discarded_exit, is_inferred, section_id
-from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.recorder import Recorder, TrainingProgress
 
 
 class Training:
@@ -15,14 +15,14 @@ class Training:
 
     def __init__(self, recorder, clock):
         self.recorder, self.clock = recorder, clock
-        self.reports, self.steps = [], 0
+        self.reports, self.progress = [], TrainingProgress(recorder.thread_id())
         accumulator = Accumulator(recorder.names, clock(), None)
-        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", lambda: self.steps)
+        self.hang_detector = HangDetector(recorder, accumulator, self.progress, "node0")
 
     def train(self, steps, seconds):
         for _ in range(steps):
             self.clock.advance(seconds)
-            self.steps += 1
+            self.progress.end_step()
             self.check({}, 1.0)
 
     def check(self, messages, interval_s):
@@ -120,24 +120,6 @@ def test_open_sections_come_outermost_first_with_time_of_the_last(recorder, cloc
             assert inside(recorder) == (("forward_pass", "attention"), 20)
         assert inside(recorder) == (("forward_pass",), 10)
     assert inside(recorder) == ((), None)
-
-
-def test_sections_open_at_the_last_drain_count_until_exit(recorder):
-    with recorder.section("forward_pass"):
-        recorder.drain()
-        assert inside(recorder, (("forward_pass", 700),)) == (("forward_pass",), 700)
-    assert inside(recorder, (("forward_pass", 700),)) == ((), None)
-
-
-def test_inferred_sections_inside_manual_ones_are_left_out(recorder):
-    code = recorder.names.id_of("backward_pass")
-    events = recorder.buffer().events
-    events.extend((5, code | INFERRED))
-    assert inside(recorder) == (("backward_pass",), 5)
-    del events[:]
-    with recorder.section("train"):
-        events.extend((6, LOADER | 1, 7, code | INFERRED))
-        assert inside(recorder)[0] == ("train",)
 
 
 def one_by_one(events, names, before):

@@ -8,6 +8,7 @@ from tests.support.stacks import stacks_of, training_at
 from tests.support.store import rank_of
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.message import ReceivedMessage
+from training_profiler.recording.recorder import TrainingProgress
 from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
 from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
 
@@ -37,7 +38,8 @@ class Training:
 
     def __init__(self, recorder, clock, folder, rank=0, world_size=1):
         self.recorder, self.clock, self.folder = recorder, clock, folder
-        self.reports, self.steps, self.channel = [], 0, FakeChannel()
+        self.reports, self.channel, self.progress = [], FakeChannel(), TrainingProgress(recorder.thread_id())
+        self.run_folder = str(folder)
         accumulator = Accumulator(recorder.names, clock(), None)
         self.watch = HangWatch(
             recorder,
@@ -45,23 +47,21 @@ class Training:
             self.channel,
             rank_of(rank, world_size),
             lambda part, work: work(),
-            steps=lambda: self.steps,
-            training_thread=recorder.thread_id,
-            run_folder=lambda: str(folder),
-            with_files=self.with_files,
+            progress=self.progress,
+            outputs=self,
             report=self.reports.append,
             wall_clock=lambda: 2_000,
             began_wall_ns=BEGAN_NS,
         )
 
-    def with_files(self, work):
+    def read_soon(self, work):
         work()
         return True
 
     def train(self, steps=3):
         for _ in range(steps):
             self.clock.advance(0.1)
-            self.steps += 1
+            self.progress.end_step()
             self.watch.look()
 
     def look(self, times, seconds=1.0):

@@ -14,6 +14,7 @@ from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.summary import RankSummary
+from training_profiler.recording.recorder import TrainingProgress
 from training_profiler.runtime import terminal
 from training_profiler.runtime.terminal import NEVER_S, OutputThread
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard
@@ -62,7 +63,7 @@ class DrawnStatus:
 
 
 def test_a_status_line_is_drawn_that_begins_while_the_console_has_nothing_to_do(tmp_path, monkeypatch):
-    terminal = outputs_in(tmp_path)._terminal
+    terminal = outputs_in(tmp_path).terminal
     monkeypatch.setattr("training_profiler.runtime.terminal.STATUS_S", 0.001)
     status = terminal.status = DrawnStatus()
     terminal._leave_to_thread("")
@@ -73,15 +74,15 @@ def test_a_status_line_is_drawn_that_begins_while_the_console_has_nothing_to_do(
 
 
 def test_a_file_gets_a_line_of_status_where_reports_leave_a_long_gap(tmp_path, capsys, monkeypatch):
-    terminal = outputs_in(tmp_path)._terminal
-    written, now, steps = io.TextIOWrapper(io.BytesIO()), [100.0], [0]
-    terminal._steps = lambda: steps[0]
+    terminal = outputs_in(tmp_path).terminal
+    written, now = io.TextIOWrapper(io.BytesIO()), [100.0]
+    terminal._progress = TrainingProgress()
     monkeypatch.setattr(sys, "stdout", written)
     monkeypatch.setattr("training_profiler.runtime.terminal.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(terminal.thread, "put", lambda job, size=0: True)
 
     def wait(seconds, ended):
-        now[0], steps[0] = now[0] + seconds, steps[0] + ended
+        now[0], terminal._progress.steps = now[0] + seconds, terminal._progress.steps + ended
         return terminal._draw_status()
 
     assert terminal._draw_status() == NEVER_S  # it was not asked for
@@ -163,7 +164,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
     first.outputs.settle()
     folder = first.outputs._files.folder
     second._publish(RankSummary(RankId(1, 2), steps=7))
-    second.exchange._channel.inbox.run_name = folder.name
+    second.exchange.channel.inbox.run_name = folder.name
     second._publish(RankSummary(RankId(1, 2), steps=8, is_final=True))
     second.outputs.close(Health, None)
     first.outputs.final(lambda: Snapshot(), (), Health)
@@ -180,7 +181,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
         ("rank", 8),
         ("end", None),
     ]
-    assert second.exchange._channel.stores.folder == first.exchange._channel.stores.folder == folder
+    assert second.exchange.channel.stores.folder == first.exchange.channel.stores.folder == folder
     assert "run name" not in capsys.readouterr().out
 
 

@@ -76,16 +76,6 @@ def test_what_does_not_apply_says_why():
         ({"num_workers": 2, "prefetch_factor": 4}, "prefetch_factor=4", "is set already"),
         ({"fetches_batches": True}, "batched", "torch uses the data set's __getitems__ already"),
         ({"data_set": "Images"}, "batched", "Images returns single samples"),
-    ],
-)
-def test_reasons_of_loaders(change, name, reason):
-    facts = replace(FACTS, loaders=(replace(LOADERS[0], **change),))
-    assert reasons(facts)[name] == reason
-
-
-@pytest.mark.parametrize(
-    ("change", "name", "reason"),
-    [
         ({"fused": True}, "fused", "is set already"),
         ({"fused": True}, "foreach", "the optimizer is fused"),
         ({"has_fused": False}, "fused", "Adam has no such form"),
@@ -93,8 +83,10 @@ def test_reasons_of_loaders(change, name, reason):
         ({"dtypes": ("bfloat16",)}, "autocast", "no parameters in float32"),
     ],
 )
-def test_reasons_of_optimizers(change, name, reason):
-    assert reasons(replace(FACTS, optimizer=ADAM._replace(**change)))[name] == reason
+def test_reasons_of_loaders_and_optimizers(change, name, reason):
+    of_optimizer = change.keys() <= set(OptimizerFacts._fields)
+    parts = {"optimizer": ADAM._replace(**change)} if of_optimizer else {"loaders": (replace(LOADERS[0], **change),)}
+    assert reasons(replace(FACTS, **parts))[name] == reason
 
 
 def test_reasons_of_programs():

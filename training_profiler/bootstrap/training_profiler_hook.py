@@ -39,34 +39,33 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 
 
-class TorchFinder:
-    """Wraps the loader of torch to act right after torch has been imported.
+class ModuleFinder:
+    """Wraps the loader of a module to act right after the module has been imported.
 
     The other finders find the spec, and it stays as they made it. Looking up the spec without importing it changes
-    nothing. Where another import hook finds torch by itself, the next import of anything shows that torch is there.
+    nothing. Where another import hook finds the module by itself, the next import of anything shows that it is there.
     """
 
-    def __init__(self, act: "Callable[[], None]") -> None:
-        self.began_import = False
-        self.imported: tuple[int, list[tuple[CodeType, int]]] | None = None  # when, and from which stack
-        self._has_finished = False
+    def __init__(self, name: str, act: "Callable[[], None]") -> None:
+        self._name = name
         self._act = act
+        self._is_waiting = True
         self._own: list[object] = []  # the functions set on loaders
         self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return the other finders' spec of torch; None for any other module."""
-        if name != "torch":
-            if self._is_torch_there():
+        """Return the other finders' spec of the module; None for any other module."""
+        if name != self._name:
+            if self._is_there():
                 self._finish()
             return None
         if get_ident() in self._searching:
             return None
         self._searching.add(get_ident())
         try:
-            for finder in sys.meta_path:
+            for finder in list(sys.meta_path):
                 find = getattr(finder, "find_spec", None)
                 spec = None if find is None else find(name, path, target)
                 if spec is not None:
@@ -77,48 +76,66 @@ class TorchFinder:
         return None
 
     def begin(self) -> None:
-        """Wait for the import of torch; act at once where the program has imported it."""
-        if self._is_torch_there():
+        """Wait for the import; act at once where the program has imported the module."""
+        if self._is_there():
             self._finish()
         else:
             sys.meta_path.insert(0, self)
 
-    def _is_torch_there(self) -> bool:
-        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    def remove(self) -> None:
+        """Stop waiting."""
+        self._is_waiting = False
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _is_there(self) -> bool:
+        spec = getattr(sys.modules.get(self._name), "__spec__", None)
         return spec is not None and not getattr(spec, "_initializing", False)
 
     def _hook(self, loader: object) -> None:
         execute = getattr(loader, "exec_module", None)
         attributes = getattr(loader, "__dict__", None)
-        if execute is None or not isinstance(attributes, dict):
+        if execute is None or not isinstance(attributes, dict):  # a loader that is a class serves other imports too
             return
         before = attributes.get("exec_module")  # of another import hook
         if before in self._own:
             return
 
         def exec_module(module: "ModuleType") -> None:
-            if attributes.get("exec_module") is exec_module:  # restored before torch can see it
+            if attributes.get("exec_module") is exec_module:  # restored before the module can see it
                 if before is None:
                     del attributes["exec_module"]
                 else:
                     attributes["exec_module"] = before
-            self.began_import = True
-            self.imported = time.perf_counter_ns(), _stack()
+            self._begins()
             execute(module)
-            if module.__name__ == "torch":
+            if module.__name__ == self._name:
                 self._finish()
 
         exec_module.__code__ = exec_module.__code__.replace(co_filename=IMPORT_SYSTEM)
         self._own.append(exec_module)
         attributes["exec_module"] = exec_module
 
+    def _begins(self) -> None:
+        pass
+
     def _finish(self) -> None:
-        if self._has_finished:
-            return
-        self._has_finished = True
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        self._act()
+        if self._is_waiting:
+            self.remove()
+            self._act()
+
+
+class TorchFinder(ModuleFinder):
+    """Waits for torch, and notes when its import began."""
+
+    def __init__(self, act: "Callable[[], None]") -> None:
+        super().__init__("torch", act)
+        self.began_import = False
+        self.imported: tuple[int, list[tuple[CodeType, int]]] | None = None  # when, and from which stack
+
+    def _begins(self) -> None:
+        self.began_import = True
+        self.imported = time.perf_counter_ns(), _stack()
 
 
 class ProcessHook:
@@ -294,9 +311,9 @@ def _variable(ending: str) -> "tuple[str, str]":
 
 
 def _stack() -> "list[tuple[CodeType, int]]":
-    """Return the code and instruction of the frames around the caller, the innermost first."""
+    """Return the code and instruction of the frames around the caller's, the innermost first."""
     stack: list[tuple[CodeType, int]] = []
-    frame = sys._getframe(1)
+    frame = sys._getframe(2)
     while frame is not None and len(stack) < MOST_FRAMES:
         stack.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back  # type: ignore[assignment]

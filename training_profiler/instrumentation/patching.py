@@ -2,79 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-
-class _Finder(MetaPathFinder):
-    """Finds one module as the finders behind it do, and waits until it has been executed.
-
-    Programs also look for a module without importing it, so the finder stays until the import.
-    """
-
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name = name
-        self._action = action
-        self._is_waiting = True
-        self._own: list[object] = []  # the functions set on loaders
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            if self._is_waiting and self._is_there():  # another import hook has found it by itself
-                self._act()
-            return None
-        if self not in sys.meta_path:
-            return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                self._wait_for(spec.loader)
-                return spec
-        return None
-
-    def _wait_for(self, loader: Any) -> None:
-        execute = getattr(loader, "exec_module", None)
-        attributes = getattr(loader, "__dict__", None)
-        if execute is None or not isinstance(attributes, dict):  # a loader that is a class serves other imports too
-            return
-        before = attributes.get("exec_module")  # of another import hook
-        if before in self._own:
-            return
-
-        def exec_module(module: ModuleType) -> None:
-            if attributes.get("exec_module") is exec_module:  # restored before the module can see it
-                if before is None:
-                    del attributes["exec_module"]
-                else:
-                    attributes["exec_module"] = before
-            execute(module)
-            if self._is_waiting:
-                self._act()
-
-        self._own.append(exec_module)
-        attributes["exec_module"] = exec_module
-
-    def _is_there(self) -> bool:
-        spec = getattr(sys.modules.get(self._name), "__spec__", None)
-        return spec is not None and not getattr(spec, "_initializing", False)
-
-    def _act(self) -> None:
-        self.remove()
-        self._action()
-
-    def remove(self) -> None:
-        """Stop waiting."""
-        self._is_waiting = False
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+from training_profiler.bootstrap.training_profiler_hook import ModuleFinder
 
 
 def after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
     """Call ``action`` once module ``name`` has been imported; return a function that cancels this."""
-    finder = _Finder(name, action)
+    finder = ModuleFinder(name, action)
     sys.meta_path.insert(0, finder)
     return finder.remove
 

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from queue import Empty
 from typing import Final, NamedTuple
 
@@ -207,57 +208,46 @@ class Inbox:
         return now_ns - self._gone_ns.setdefault(rank, now_ns) >= ARRIVAL_S * NS_PER_S
 
 
+@dataclass(eq=False)
 class RankChannel:
     """The thread that carries the messages of this rank; it alone uses stores and files. Only ``close`` waits.
 
-    Args:
-        rank: which rank this is.
-        wait_s: the longest time that ``close`` may take.
-        has_agent_store: whether the store outlives the process group, because the launcher keeps it.
-        guard: runs what may fail, and disables it if it does.
-        clock: monotonic, in ns.
-        heartbeat: returns how this rank is doing; called on the thread.
-        on_messages: called with the latest messages of all ranks, on rank 0, on the thread, before the end of the run.
-        stacks: returns the stacks to send with each message, if any; called on the thread.
+    ``on_messages`` is called with the latest messages of all ranks, on rank 0, before the end of the run.
     """
 
-    def __init__(
-        self,
-        rank: Rank,
-        wait_s: float,
-        has_agent_store: bool,
-        guard: Guard,
-        *,
-        clock: Callable[[], int] = time.monotonic_ns,
-        heartbeat: Callable[[], Heartbeat] = Heartbeat,
-        on_messages: Callable[[Mapping[int, ReceivedMessage]], None] = lambda messages: None,
-        stacks: Callable[[], bytes] = bytes,
-    ) -> None:
-        self.stores = Stores(rank, has_agent_store, clock)
-        self.outbox, self.inbox = Outbox(self.stores, heartbeat, stacks), Inbox(self.stores)
-        self._rank, self._wait_s, self._guard, self._clock = rank, wait_s, guard, clock
-        self._on_messages = on_messages
+    rank: Rank
+    wait_s: float  # the longest time that ``close`` may take
+    has_agent_store: bool  # whether the store outlives the process group, because the launcher keeps it
+    guard: Guard
+    _: KW_ONLY
+    clock: Callable[[], int] = time.monotonic_ns
+    heartbeat: Callable[[], Heartbeat] = Heartbeat  # how this rank is doing; this and what follows is for the thread
+    on_messages: Callable[[Mapping[int, ReceivedMessage]], None] = lambda messages: None
+    stacks: Callable[[], bytes] = bytes  # to send with each message, if any
+    end_step: int | None = field(default=None, init=False)
+    """The step with which the training ends on all ranks; None while rank 0 has not said so."""
+
+    def __post_init__(self) -> None:
+        self.stores = Stores(self.rank, self.has_agent_store, self.clock)
+        self.outbox, self.inbox = Outbox(self.stores, self.heartbeat, self.stacks), Inbox(self.stores)
         self._thread: BackgroundThread | None = None
         self._until_ns: int | None = None  # when ``close`` stops waiting; None before the end
-        self._is_over = self._wants_read = False
+        self._is_over = self._wants_read = self._follows_end = False
         self._next_soon_ns = 0
         self._took_s = 0.0  # by the latest poll
-        self._follows_end = False
-        self.end_step: int | None = None
-        """The step with which the training ends on all ranks; None while rank 0 has not said so."""
         self._ends_in: int | None = None  # steps from the moment in which that is sent
 
     def reconfigure(self, wait_s: float) -> None:
         """Let ``close`` take at most ``wait_s`` from now on."""
-        self._wait_s = wait_s
+        self.wait_s = wait_s
 
     def start(self) -> None:
         """Start the thread, if there are other ranks; wakes it the second time, for a process group may be new."""
         if self._thread is not None:
             self.stores.wakes.put(None)
-        elif not self._is_over and self._rank.is_one_of_many():
+        elif not self._is_over and self.rank.is_one_of_many():
             self.stores.begin_session()
-            self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
+            self._thread = BackgroundThread("ranks", self._run, self.guard, PART)
             try:
                 self._thread.start()
             except RuntimeError as error:  # too many threads, or the interpreter is ending (from Python 3.12 on)
@@ -271,7 +261,7 @@ class RankChannel:
 
     def read_soon(self) -> None:
         """On rank 0, have the thread read messages soon: a report is due. At most once per heartbeat interval."""
-        if self._rank.is_one_of_many() and not self._rank.who.rank and self._clock() >= self._next_soon_ns:
+        if self.rank.is_one_of_many() and not self.rank.who.rank and self.clock() >= self._next_soon_ns:
             self._next_soon_ns = self.stores.next_ns()
             self._wants_read = True
             self.stores.wakes.put(None)
@@ -287,7 +277,7 @@ class RankChannel:
 
     def _exchange_end(self) -> None:
         """Send to the other ranks, on rank 0, with which step the training ends; on the others read that."""
-        if self._rank.who.rank:
+        if self.rank.who.rank:
             self.inbox.read()
             self.end_step = self.inbox.end_step()
         elif self._ends_in is not None:
@@ -298,9 +288,9 @@ class RankChannel:
         thread, self._thread, self._is_over = self._thread, None, True
         if thread is None:
             return
-        for_others_s = 0.0 if self._rank.who.rank else HURRIED_S if is_hurried else self._wait_s
-        wait_s = min(self._wait_s, max(for_others_s, OWN_SEND_S))
-        self._until_ns = self._clock() + int(wait_s * NS_PER_S)
+        for_others_s = 0.0 if self.rank.who.rank else HURRIED_S if is_hurried else self.wait_s
+        wait_s = min(self.wait_s, max(for_others_s, OWN_SEND_S))
+        self._until_ns = self.clock() + int(wait_s * NS_PER_S)
         self.stores.wakes.put(None)
         # A thread that waits for a hanging server is left alone: it ends with the process.
         thread.join(wait_s + OWN_SEND_S)
@@ -314,7 +304,7 @@ class RankChannel:
         notes = []
         if self.inbox.garbled:
             notes.append(f"ranks: {self.inbox.garbled} messages of other ranks could not be decoded")
-        if self.outbox.lost is not None and self._rank.who.rank:
+        if self.outbox.lost is not None and self.rank.who.rank:
             notes.append(f"ranks: the last measurements of this rank did not reach rank 0: {self.outbox.lost}")
         return notes
 
@@ -333,27 +323,27 @@ class RankChannel:
         soon_s = max(SOON_S, self.stores.every_s / SOON_OF_INTERVAL)
         if self._until_ns is not None:
             return max(SOON_S, REST * self._took_s)
-        is_named = (self.inbox.run_name if self._rank.who.rank else self.outbox.name) is not None
-        if not is_named and self._clock() - self.stores.group_ns < max(BEGINNING_S, 10 * soon_s) * NS_PER_S:
+        is_named = (self.inbox.run_name if self.rank.who.rank else self.outbox.name) is not None
+        if not is_named and self.clock() - self.stores.group_ns < max(BEGINNING_S, 10 * soon_s) * NS_PER_S:
             return soon_s
         return self.stores.every_s
 
     def poll_once(self) -> bool:
         """Send and read once; return whether ``close`` need not wait for anything more."""
-        begin_ns = self._clock()
+        begin_ns = self.clock()
         is_ending = self._until_ns is not None  # asked first: a message handed over before the end is still sent
         self.stores.connect()
         if self._follows_end and self.end_step is None:
             self._exchange_end()
-        if self._rank.who.rank == 0:
+        if self.rank.who.rank == 0:
             self.outbox.announce()
             wants_read, self._wants_read = self._wants_read, False
             self.inbox.read(is_now=is_ending or wants_read)
             if not is_ending:
-                self._on_messages(self.inbox.received())
+                self.on_messages(self.inbox.received())
             is_through = not self.inbox.awaited()
         else:
             self.stores.ask(self.inbox.read_announcements)
             is_through = self.outbox.send(self._until_ns is not None)
-        self._took_s = (self._clock() - begin_ns) / NS_PER_S
-        return is_ending and (is_through or self._clock() >= (self._until_ns or 0))
+        self._took_s = (self.clock() - begin_ns) / NS_PER_S
+        return is_ending and (is_through or self.clock() >= (self._until_ns or 0))

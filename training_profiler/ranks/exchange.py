@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,40 +32,24 @@ AT_A_REPORT: Final = 128  # ranks decoded by a periodic report; it uses earlier 
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
+@dataclass(eq=False)
 class RankExchange:
-    """Publishes this rank's summary and reads those of the other ranks. Does nothing in a run of one rank.
+    """Publishes this rank's summary and reads those of the other ranks. Does nothing in a run of one rank."""
 
-    Args:
-        rank: this rank.
-        channel: carries summaries between ranks.
-        names: of sections.
-        clock: the recorder's.
-        guard: disables the part of the profiler that fails.
-        gradient_sync: DDP's statistics; None if DDP is not observed.
-        sync_points: barriers of all ranks; None if they are not observed.
-        begin_ns: begin of the run, by ``clock``.
-        wall_clock: in ns.
-    """
+    rank: Rank
+    channel: RankChannel  # carries summaries between ranks
+    names: SectionNames
+    clock: Callable[[], int]  # the recorder's
+    guard: Guard
+    _: KW_ONLY
+    gradient_sync: GradientSync | None = None  # DDP's statistics; None if DDP is not observed
+    sync_points: SyncPoints | None = None  # barriers of all ranks; None if they are not observed
+    begin_ns: int  # begin of the run, by ``clock``
+    wall_clock: Callable[[], int] = time.time_ns
 
-    def __init__(
-        self,
-        rank: Rank,
-        channel: RankChannel,
-        names: SectionNames,
-        clock: Callable[[], int],
-        guard: Guard,
-        *,
-        gradient_sync: GradientSync | None = None,
-        sync_points: SyncPoints | None = None,
-        begin_ns: int | None = None,
-        wall_clock: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._gradient_sync, self._sync_points = gradient_sync, sync_points
-        self._rank, self._channel = rank, channel
-        self._names, self._clock, self._wall_clock = names, clock, wall_clock
-        self._guard = guard
-        self._summary_builder = RankSummaryBuilder(names)
-        self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
+    def __post_init__(self) -> None:
+        self._summary_builder, self._has_sums = RankSummaryBuilder(self.names), False
+        self._begin_wall_ns = self.wall_clock() - (self.clock() - self.begin_ns)
         self._next_publish_ns = 0
         self._starting = threading.Lock()
         self._ending: dict[str, Any] = {}
@@ -73,61 +58,62 @@ class RankExchange:
         self._before: dict[int, RankSummary] = {}  # and at the last report
         self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # the data of each rank, and its summary
         self._next_rank = 0  # the rank to decode next
-        self._ahead_ns = clock()
+        self._ahead_ns = self.clock()
 
     def start(self) -> None:
         """Start the channel's thread if there are other ranks; does nothing the second time."""
         if self._starting.acquire(blocking=False):  # else the thread that flushes by time is at it
             try:
-                self._guard(PART, self._channel.start)
+                self.guard(PART, self.channel.start)
             finally:
                 self._starting.release()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
         self._summary_builder.reconfigure(settings.warmup)
-        self._channel.reconfigure(settings.rank_wait_s)
+        self.channel.reconfigure(settings.rank_wait_s)
 
     @property
     def run_name(self) -> str | None:
         """Name of the run's folder as rank 0 sent it; None until then."""
-        return self._channel.inbox.run_name
+        return self.channel.inbox.run_name
 
     def share_folder(self, folder: Path) -> None:
         """Use the run's folder for messages; rank 0 sends its name to the other ranks."""
-        if self._rank.is_one_of_many():
-            self._channel.stores.use_folder(folder)
-            if self._rank.is_primary():
-                self._channel.outbox.name_run(folder.name)
+        if self.rank.is_one_of_many():
+            self.channel.stores.use_folder(folder)
+            if self.rank.is_primary():
+                self.channel.outbox.name_run(folder.name)
 
     def steps_ahead(self) -> int:
         """Return how many steps before rank 0 this rank publishes, so that rank 0 has its summary when it reports."""
-        return STEPS_AHEAD if self._rank.is_one_of_many() and not self._rank.is_primary() else 0
+        return STEPS_AHEAD if self.rank.is_one_of_many() and not self.rank.is_primary() else 0
 
     def drain_gradient_sync(self, accumulator: Accumulator) -> GradientSyncTotals:
         """Attribute DDP's gradient sync since the last flush to synchronization; return it."""
-        if self._gradient_sync is None:
+        if self.gradient_sync is None:
             return GradientSyncTotals()
-        exchanged = self._gradient_sync.drain()
+        exchanged = self.gradient_sync.drain()
         accumulator.add_gradient_sync(exchanged)
         return exchanged
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval. A rank without others has nothing to compare but what DDP measured."""
-        if self._rank.is_one_of_many() or exchanged.exchanges:
+        if self.rank.is_one_of_many() or exchanged.exchanges:
+            self._has_sums = True
             self._summary_builder.add(totals, step_ns, exchanged)
 
     def due_summary(self, run: Totals, *, inside: tuple[str, ...]) -> RankSummary | None:
         """Return the summary of this rank if one is due; else None."""
-        now_ns = self._clock()
-        if not self._rank.is_one_of_many() or now_ns < self._next_publish_ns:
+        now_ns = self.clock()
+        if not self.rank.is_one_of_many() or now_ns < self._next_publish_ns:
             return None
-        self._next_publish_ns = now_ns + int(self._channel.stores.every_s * NS_PER_S)
+        self._next_publish_ns = now_ns + int(self.channel.stores.every_s * NS_PER_S)
         return self._summary(run, inside)
 
     def final_summary(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> RankSummary | None:
         """Return the final summary of this rank; None in a run of one rank."""
-        if not self._rank.is_one_of_many():
+        if not self.rank.is_one_of_many():
             return None
         self._ending = {"is_final": True, "ended_by": ended_by}
         return self._summary(run, inside)
@@ -136,23 +122,23 @@ class RankExchange:
         """Send the data of this rank's summary to rank 0; rank 0 sends none."""
         if not is_final:  # no thread can start at the interpreter's end
             self.start()
-        if not self._rank.is_primary():
-            self._guard(PART, lambda: self._channel.outbox.put(msgspec.json.encode(data), is_final))
+        if not self.rank.is_primary():
+            self.guard(PART, lambda: self.channel.outbox.put(msgspec.json.encode(data), is_final))
 
     def close(self) -> None:
         """Send the final summary; rank 0 waits a moment for those of the other ranks."""
-        if self._rank.is_one_of_many():
+        if self.rank.is_one_of_many():
             is_hurried = self._ending.get("ended_by") is not None
-            self._guard(PART, lambda: self._channel.close(is_hurried))
+            self.guard(PART, lambda: self.channel.close(is_hurried))
 
     def _summary(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        points = [] if self._sync_points is None else [RankSyncPoint(*kept) for kept in list(self._sync_points.kept)]
+        points = [] if self.sync_points is None else [RankSyncPoint(*kept) for kept in list(self.sync_points.kept)]
         return self._summary_builder.summary(
-            self._rank.who,
+            self.rank.who,
             run,
-            self._names.names,
-            begin_ns=self._begin_ns,
-            sent_ns=self._wall_clock(),
+            self.names.names,
+            begin_ns=self._begin_wall_ns,
+            sent_ns=self.wall_clock(),
             sync_points=points,
             inside=inside,
             **self._ending,
@@ -165,12 +151,12 @@ class RankExchange:
             run: totals of this rank so far.
             of_interval: cover the steps since ``new_interval`` for each rank that has made enough of them.
         """
-        if not self._rank.is_one_of_many() or not self._rank.is_primary():
+        if not self.rank.is_one_of_many() or not self.rank.is_primary():
             return None
         if self._final is not None and not of_interval:
             return self._final
-        messages = self._channel.inbox.received()
-        if not messages and not self._rank.has_group:  # a program started by a rank inherits only its environment
+        messages = self.channel.inbox.received()
+        if not messages and not self.rank.has_group:  # a program started by a rank inherits only its environment
             return None
         self._now = {0: self._summary(run)}
         left = AT_A_REPORT if of_interval else len(messages)
@@ -188,10 +174,10 @@ class RankExchange:
         }
         stats = all_ranks_stats(
             [self._now[rank] for rank in sorted(self._now)],
-            self._rank.who.world_size,
+            self.rank.who.world_size,
             before=before or None,
             age_s={0: 0.0, **{rank: message.age_s for rank, message in messages.items()}},
-            silent_after_s=unresponsive_after_s(self._channel.stores.every_s),
+            silent_after_s=unresponsive_after_s(self.channel.stores.every_s),
         )
         if self._ending and not of_interval:
             self._final = stats
@@ -203,8 +189,8 @@ class RankExchange:
 
     def read_ahead(self, messages: Mapping[int, ReceivedMessage]) -> None:
         """Decode some of the new messages, on the channel's thread, to save the training thread that work."""
-        now_ns = self._clock()
-        left = int(AHEAD_A_SECOND * min(self._channel.stores.every_s, (now_ns - self._ahead_ns) / NS_PER_S))
+        now_ns = self.clock()
+        left = int(AHEAD_A_SECOND * min(self.channel.stores.every_s, (now_ns - self._ahead_ns) / NS_PER_S))
         self._ahead_ns = now_ns
         for rank in self._in_decoding_order(messages):
             if left <= 0:
@@ -233,7 +219,7 @@ class RankExchange:
         """Return a rank's summary, with the open sections of its latest heartbeat; None if it cannot be decoded."""
         beat = message.heartbeat
         if not message.data:  # only heartbeats so far
-            who = RankId(rank, self._rank.who.world_size, beat.host, attempt=self._rank.who.attempt)
+            who = RankId(rank, self.rank.who.world_size, beat.host, attempt=self.rank.who.attempt)
             return RankSummary(who, steps=beat.steps, inside=beat.inside)
         _, summary = self._read.get(rank, (b"", None))
         if summary is None or summary.is_final or beat.steps < summary.steps:
@@ -244,7 +230,7 @@ class RankExchange:
         """Return sentences on messages of other ranks that could not be used."""
         read = self._read.copy()  # the channel's thread adds to it
         garbled = [rank for rank, (_, summary) in read.items() if summary is None]
-        notes = self._channel.notes()
+        notes = self.channel.notes()
         if garbled:
             whose = f"{len(garbled)} of them (first: rank {min(garbled)})"
             notes.append(f"ranks: messages of {whose} are of another version, or garbled")
@@ -252,4 +238,4 @@ class RankExchange:
 
     def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient synchronization on this rank; None without DDP."""
-        return self._summary_builder.gradient_sync_stats()
+        return self._summary_builder.gradient_sync_stats() if self._has_sums else None

@@ -1,7 +1,8 @@
 """Heartbeat of this rank, and whether the training has stopped making progress."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.identity import this_process
 from training_profiler.ranks.message import QUIET_S, QUIET_STEPS, Heartbeat, ReceivedMessage, unresponsive_after_s
 from training_profiler.recording.event_codes import LOADER, SECTION_MASK, is_inferred, section_id
-from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.recorder import Recorder, TrainingProgress
 from training_profiler.recording.section import ThreadBuffer
 
 NESTED: Final = 4  # rounds that find spans without others inside; what is left is read one by one
@@ -74,47 +75,35 @@ class Hang(NamedTuple):
     text: str  # where each rank is
 
 
+@dataclass(eq=False)
 class HangDetector:
-    """Checks from a thread beside the training whether that makes steps. The training thread does nothing for it.
+    """Checks from a thread beside the training whether that makes steps. The training thread does nothing for it."""
 
-    Args:
-        recorder: its events show where the training thread is.
-        accumulator: knows the sections that were open at the last drain.
-        training_thread: returns the recorder's number of that thread.
-        host: name of this machine.
-        steps: returns how many steps have ended.
-    """
+    recorder: Recorder  # its events show where the training thread is
+    accumulator: Accumulator  # knows the sections that were open at the last drain
+    progress: TrainingProgress
+    host: str  # name of this machine
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        accumulator: Accumulator,
-        training_thread: Callable[[], int],
-        host: str,
-        steps: Callable[[], int],
-    ) -> None:
-        self._steps_ended = steps
-        self._recorder, self._accumulator = recorder, accumulator
-        self._training_thread = training_thread
-        self._host, self._process = host, this_process()
+    def __post_init__(self) -> None:
+        self._process = this_process()
         self._steps, self._steps_ns = 0, 0  # ended so far and their time, without hangs and validation
-        self._last_steps, self._last_ns = 0, recorder.clock()
+        self._last_steps, self._last_ns = 0, self.recorder.clock()
         self._has_reported = False
 
     def heartbeat(self) -> Heartbeat:
         """Return how many steps have ended, and where the training thread is."""
-        inside, since_s = self.inside(self._training_thread())
-        return Heartbeat(self._steps_ended(), inside, since_s, self._host, self._process)
+        inside, since_s = self.inside(self.progress.thread_id)
+        return Heartbeat(self.progress.steps, inside, since_s, self.host, self._process)
 
     def inside(self, thread: int) -> tuple[tuple[str, ...], float | None]:
         """Return the open sections of a thread, by its number, outermost first, and the time in the innermost."""
-        before = self._accumulator.open_spans(thread)
+        before = self.accumulator.open_spans(thread)
         inside: tuple[str, ...] = tuple(name for name, _ in before)
         since_s = None
-        for buffer in list(self._recorder.buffers):
+        for buffer in list(self.recorder.buffers):
             if buffer.thread_id == thread:
-                inside, since_ns = open_sections(buffer, self._recorder.names.names, before)
-                since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
+                inside, since_ns = open_sections(buffer, self.recorder.names.names, before)
+                since_s = None if since_ns is None else max(0.0, (self.recorder.clock() - since_ns) / NS_PER_S)
         return tuple(name for name in inside if name != PROFILER), since_s
 
     def check(self, messages: Mapping[int, ReceivedMessage], interval_s: float) -> Hang | None:
@@ -124,7 +113,7 @@ class HangDetector:
             messages: the latest message of each other rank.
             interval_s: time between two heartbeats of a rank.
         """
-        now_ns, steps = self._recorder.clock(), self._steps_ended()
+        now_ns, steps = self.recorder.clock(), self.progress.steps
         # Where the training thread is takes milliseconds to find where steps are short: thousands are not drained yet.
         own = self.heartbeat() if steps == self._last_steps else None
         if own is None or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(own.inside):

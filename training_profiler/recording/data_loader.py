@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,20 +40,18 @@ class LoaderArguments(NamedTuple):
     same_order: int = 0  # passes after the first, if a DistributedSampler gives all the same order
 
 
+@dataclass(slots=True, eq=False)
 class LoaderCounts:
     """The batches, samples and fetch time of one loader, by phase."""
 
-    __slots__ = ("arguments", "by_phase", "loader_id", "name", "other_names", "passes", "requested_share", "workers")
-
-    def __init__(self, name: str, loader_id: int | None = None) -> None:
-        self.name = name
-        self.other_names: Sequence[str] = ()  # where another loader of the phase has the name
-        self.loader_id = next(_loader_ids) if loader_id is None else loader_id  # unique in all runs of this process
-        self.requested_share: float | None = None  # of the training's batches, as given by the user
-        self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
-        self.workers: WorkerSums | None = None  # None: it has none, or they were not observed
-        self.by_phase: dict[str, PhaseCounts] = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
-        self.passes: list[Any] = []  # found by a patch, under way, and not yet part of ``by_phase``
+    name: str
+    loader_id: int = field(default_factory=lambda: next(_loader_ids))  # unique in all runs of this process
+    other_names: Sequence[str] = ()  # where another loader of the phase has the name
+    requested_share: float | None = None  # of the training's batches, as given by the user
+    arguments: LoaderArguments | None = None  # None: it is not torch's loader
+    workers: WorkerSums | None = None  # None: it has none, or they were not observed
+    by_phase: dict[str, PhaseCounts] = field(default_factory=lambda: {each: PhaseCounts(each) for each in (TRAIN, VAL)})
+    passes: list[Any] = field(default_factory=list)  # found by a patch, under way, and not yet part of ``by_phase``
 
     def use_arguments(self, arguments: LoaderArguments | None) -> None:
         """Remember the arguments of the loader; None keeps those known."""
@@ -198,36 +197,24 @@ class LoaderRegistry:
         return sum(counts.batches for counts in training), sum(samples) if len(samples) == len(training) else None
 
 
+@dataclass(slots=True, eq=False)
 class FetchTimer:
     """Times the fetches of one loader as ``data_loading``, and counts its batches.
 
     The fetch that finds the loader empty is not counted. Creating the iterator, which starts workers, adds to the
     time of the first fetch.
-
-    Args:
-        counts: of the loader.
-        recorder: whose sections and clock are used.
-        is_training: whether batches are for training just now.
-        again: is given another loader, and returns it profiled under the same name.
     """
 
-    def __init__(
-        self,
-        counts: LoaderCounts,
-        recorder: Recorder,
-        is_training: Callable[[], bool],
-        again: tuple[Any, ...] = (),
-    ) -> None:
-        self.again = again
-        self._counts = counts
-        self._recorder = recorder
-        self._is_training = is_training
+    counts: LoaderCounts
+    recorder: Recorder  # whose sections and clock are used
+    is_training: Callable[[], bool]  # whether batches are for training just now
+    again: tuple[Any, ...] = ()  # a function and arguments: given another loader, it returns that profiled alike
 
     def create(self, loader: Iterable[Batch]) -> tuple[Iterator[Batch], int]:
         """Return the loader's own iterator, and how long that took in ns."""
-        recorder = self._recorder
+        recorder = self.recorder
         buffer, begin_ns = recorder.buffer(), recorder.clock()
-        buffer.record_loader(self._counts.loader_id, begin_ns)
+        buffer.record_loader(self.counts.loader_id, begin_ns)
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
             with recorder.time_only_section(DATA_LOADING):
@@ -242,10 +229,10 @@ class FetchTimer:
         Raises:
             StopIteration: the loader is empty.
         """
-        recorder = self._recorder
+        recorder = self.recorder
         section, buffer = recorder.section(DATA_LOADING), recorder.buffer()
         begin_ns = recorder.clock()
-        buffer.record_loader(self._counts.loader_id, begin_ns)
+        buffer.record_loader(self.counts.loader_id, begin_ns)
         section.__enter__()
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
@@ -260,7 +247,7 @@ class FetchTimer:
             buffer.is_fetching = was_fetching
         section.__exit__(None, None, None)
         wait_ns = waited_ns + recorder.clock() - begin_ns
-        self._counts.add(batch_size(batch), wait_ns, self._is_training())
+        self.counts.add(batch_size(batch), wait_ns, self.is_training())
         return batch
 
 

@@ -27,15 +27,40 @@ NO_LIMIT = 1 << 62  # of a number of steps
 MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bounds memory and journal lines
 
 
-class StepCount:
-    """The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
+class TrainingProgress:
+    """How far the training is. The recorder counts its steps while the session has nothing to do at their ends.
 
-    steps = 0
+    ``thread_id`` is the recorder's number of the thread whose time is the run's. A trainer that knows the tokens of its
+    batches counts them here. ``is_awaited`` is whether the training has not begun, and nothing is written before that:
+    the switch alone holds for every program of a shell. ``uses_api`` is whether the program measures itself, and has a
+    report of whatever it does.
+    """
+
+    def __init__(self, thread_id: int = 0, is_awaited: bool = False) -> None:
+        self.thread_id, self.is_awaited, self.uses_api = thread_id, is_awaited, False
+        self.steps = self._tokens = self._drained_tokens = 0
 
     def end_step(self) -> int:
         """Count a step; return how many have ended."""
         self.steps += 1
         return self.steps
+
+    def stop_waiting(self, uses_api: bool = False) -> None:
+        """Note that the program trains, or that it calls the API."""
+        self.is_awaited, self.uses_api = False, self.uses_api or uses_api
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens that the training has read."""
+        self._tokens += tokens
+
+    def drain_tokens(self) -> int | None:
+        """Return the tokens since the last call; None if none are ever counted."""
+        before, self._drained_tokens = self._drained_tokens, self._tokens
+        return self._drained_tokens - before if self._drained_tokens else None
+
+    def move_to(self, thread_id: int) -> None:
+        """Attribute the run's time to another thread from now on."""
+        self.thread_id = thread_id
 
 
 class ThreadEvents(NamedTuple):
@@ -77,7 +102,7 @@ class Recorder:
         self.be_quiet(None)
         self.has_session = True  # False: sections are not recorded yet
         self.on_full: Callable[[], None] = self.discard
-        self.on_first_section: Callable[[], None] = _nothing
+        self.on_first_section: Callable[[], object] = bool  # which does nothing
         self.buffers: list[ThreadBuffer] = []
         self._local = _local_sections(self.buffers, self.implementation)
         self._lookup = None if self.implementation.lookup is None else self.implementation.lookup(self._find)
@@ -201,7 +226,7 @@ class Recorder:
             self.watermark_ns = mark_ns if final_ns is None else min(mark_ns, final_ns)
         return mark_ns
 
-    def be_quiet(self, count: StepCount | None, before: int = 0, until_ns: int = 0) -> None:
+    def be_quiet(self, count: TrainingProgress | None, before: int = 0, until_ns: int = 0) -> None:
         """Let the session's steps end by ``ends_quietly``: it has nothing to do at their end. None: no longer.
 
         Args:
@@ -279,7 +304,7 @@ class Recorder:
             buffer.loader_id = 0  # so that it is recorded again
         del self.marks[:]
 
-    def wait_for_first_section(self, on_first: Callable[[], None]) -> None:
+    def wait_for_first_section(self, on_first: Callable[[], object]) -> None:
         """Record nothing until a session listens; ``on_first`` is called when a section is entered before that."""
         self.has_session = False
         self.on_first_section = on_first
@@ -387,7 +412,3 @@ def _count_until(events: list[int], until_ns: int) -> int:
     while count and events[count - 2] > until_ns:
         count -= 2
     return count
-
-
-def _nothing() -> None:
-    pass

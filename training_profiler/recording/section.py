@@ -127,7 +127,7 @@ class SessionStartingSection(Section):
     __module__ = "training_profiler"
     __qualname__ = "Section"
 
-    def __init__(self, name: str, begin: Callable[[], None], lookup: SectionLookup) -> None:
+    def __init__(self, name: str, begin: Callable[[], object], lookup: SectionLookup) -> None:
         super().__init__(name, lookup)
         self._begin = begin
 

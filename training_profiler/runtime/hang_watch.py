@@ -1,11 +1,12 @@
 """Where a training hangs: each rank writes its stacks when no step ends for long, or when they are asked for."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS
@@ -14,12 +15,15 @@ from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.hang_detector import Hang, HangDetector
 from training_profiler.ranks.identity import Rank
-from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.recorder import Recorder, TrainingProgress
 from training_profiler.reports.hang import where_text
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.sampling.thread_stacks import StackSignal, read_stacks
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_folder import typed_path
+
+if TYPE_CHECKING:
+    from training_profiler.runtime.outputs import Outputs
 
 PART: Final = "hang watch"
 LOOK_S: Final = 1.0  # between two checks for requests and for steps
@@ -53,38 +57,28 @@ class _Suspicion(NamedTuple):
     looks: int = 0
 
 
+@dataclass(eq=False)
 class HangWatch:
     """Looks from a thread of its own whether the training makes steps and whether stacks are asked for.
 
-    Nothing waits for this thread. It does not touch the disk: ``with_files`` does work on the thread of the files, and
-    returns False if there is no room for it. ``report`` prints a line and keeps it for the report. Requests before
-    ``began_wall_ns``, when the run began by the ``wall_clock``, are of earlier attempts.
+    Nothing waits for this thread. It does not touch the disk: the thread of ``outputs`` does, if it has room for more.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        accumulator: Accumulator,
-        channel: RankChannel,
-        rank: Rank,
-        guard: Guard,
-        *,
-        steps: Callable[[], int],
-        training_thread: Callable[[], int],
-        run_folder: Callable[[], str | None],
-        with_files: Callable[[Callable[[], None]], bool],
-        report: Callable[[str], None],
-        wall_clock: Callable[[], int],
-        began_wall_ns: int,
-    ) -> None:
-        self._recorder, self._channel = recorder, channel
-        self.detector = HangDetector(recorder, accumulator, training_thread, rank.who.host, steps)
-        self._rank, self._guard = rank, guard
-        self._training_thread, self._run_folder = training_thread, run_folder
-        self._with_files, self._report = with_files, report
-        self._wall_clock = wall_clock
+    recorder: Recorder
+    accumulator: Accumulator
+    channel: RankChannel
+    rank: Rank
+    guard: Guard
+    progress: TrainingProgress
+    outputs: "Outputs"
+    report: Callable[[str], None]  # prints a line and keeps it for the report
+    began_wall_ns: int  # when the run began; requests before are of earlier attempts
+    wall_clock: Callable[[], int] = time.time_ns
+
+    def __post_init__(self) -> None:
+        self.detector = HangDetector(self.recorder, self.accumulator, self.progress, self.rank.who.host)
         self._thread: BackgroundThread | None = None
-        self._answered_ns = began_wall_ns  # the latest request that was answered
+        self._answered_ns = self.began_wall_ns  # the latest request that was answered
         self._in_folder_ns = 0  # the latest request in the run folder
         self._is_reading = False  # on the thread of the files
         self._from_files: Mapping[int, RankStacks] = {}
@@ -100,10 +94,10 @@ class HangWatch:
     def start(self) -> None:
         """Start the thread."""
         if self._thread is None:
-            self._guard(PART, self._start)
+            self.guard(PART, self._start)
 
     def _start(self) -> None:
-        thread = BackgroundThread("hangs", self._run, self._guard, PART)
+        thread = BackgroundThread("hangs", self._run, self.guard, PART)
         thread.start()
         self._thread = thread
 
@@ -133,30 +127,30 @@ class HangWatch:
     def attached(self) -> bytes:
         """Return the stacks that messages to rank 0 carry just now; called on the channel's thread."""
         data, until_ns = self._attached
-        return data if data and self._recorder.clock() < until_ns else b""
+        return data if data and self.recorder.clock() < until_ns else b""
 
     def look(self) -> None:
         """Answer a request, and check for a hang."""
         if not self._is_reading:
             self._is_reading = True  # first: the other thread may be done at once
-            if not self._with_files(self._read_folder):
+            if not self.outputs.read_soon(self._read_folder):
                 self._is_reading = False
-        asked_ns = max(self._in_folder_ns, self._channel.inbox.asked_ns)
+        asked_ns = max(self._in_folder_ns, self.channel.inbox.asked_ns)
         if asked_ns > self._answered_ns:
             self._answer(asked_ns, is_hang=False)
-        if self._rank.who.rank == 0:
+        if self.rank.who.rank == 0:
             self._check()
             self._collect()
 
     def _check(self) -> None:
-        hang = self.detector.check(self._channel.inbox.received(), self._channel.stores.every_s)
-        if self._rank.is_one_of_many():
+        hang = self.detector.check(self.channel.inbox.received(), self.channel.stores.every_s)
+        if self.rank.is_one_of_many():
             if hang is not None:
-                self._report(hang.text)
-                self._answer(max(self._wall_clock(), self._answered_ns + 1), is_hang=True)
+                self.report(hang.text)
+                self._answer(max(self.wall_clock(), self._answered_ns + 1), is_hang=True)
             return
         if hang is not None:
-            self._suspicion = _Suspicion(hang, self.detector.heartbeat().steps, self._recorder.clock())
+            self._suspicion = _Suspicion(hang, self.detector.heartbeat().steps, self.recorder.clock())
         if self._suspicion is not None:
             self._look_at_suspicion(self._suspicion)
 
@@ -166,7 +160,7 @@ class HangWatch:
         if beat.steps != suspicion.steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(beat.inside):
             self._suspicion = None
             return
-        stacks = self._stacks(max(self._wall_clock(), self._answered_ns + 1))
+        stacks = self._stacks(max(self.wall_clock(), self._answered_ns + 1))
         thread = stacks.training
         frames = None if thread is None else thread.frames
         looks = suspicion.looks + 1 if frames == suspicion.frames else 0
@@ -176,38 +170,38 @@ class HangWatch:
         self._suspicion = None
         if thread is None or thread.users_frame is None or any(frame.file in PROMPTS for frame in thread.frames):
             return
-        quiet_s = suspicion.hang.quiet_s + (self._recorder.clock() - suspicion.since_ns) / NS_PER_S
+        quiet_s = suspicion.hang.quiet_s + (self.recorder.clock() - suspicion.since_ns) / NS_PER_S
         self._answered_ns = stacks.asked_ns
         self._write(stacks)
-        self._report(f"no training step for {quiet_s:.0f} s, at {where_text([stacks], is_alone=True)}{self._hint()}")
+        self.report(f"no training step for {quiet_s:.0f} s, at {where_text([stacks], is_alone=True)}{self._hint()}")
 
     def _answer(self, asked_ns: int, is_hang: bool) -> None:
         """Read the stacks of this rank, write them, and have rank 0 collect those of all ranks."""
         self._answered_ns = asked_ns
         stacks = self._stacks(asked_ns)
         self._write(stacks)
-        every_s = self._channel.stores.every_s
-        if self._rank.who.rank:
-            self._attached = short(stacks), self._recorder.clock() + int(ATTACH_INTERVALS * every_s * NS_PER_S)
-            self._channel.outbox.send_stacks_soon()
-        elif self._rank.is_one_of_many():
+        every_s = self.channel.stores.every_s
+        if self.rank.who.rank:
+            self._attached = short(stacks), self.recorder.clock() + int(ATTACH_INTERVALS * every_s * NS_PER_S)
+            self.channel.outbox.send_stacks_soon()
+        elif self.rank.is_one_of_many():
             wait_s = ANSWERS_S + ANSWER_INTERVALS * every_s
-            until_ns = self._recorder.clock() + int(wait_s * NS_PER_S)
+            until_ns = self.recorder.clock() + int(wait_s * NS_PER_S)
             self._collection = _Collection(asked_ns, until_ns, is_hang, {0: stacks})
-            self._channel.outbox.ask_for_stacks(asked_ns)
+            self.channel.outbox.ask_for_stacks(asked_ns)
             if is_hang:
                 self._in_folder(lambda folder: stack_files.write_request(folder, asked_ns))
 
     def _stacks(self, asked_ns: int) -> RankStacks:
-        beat, training = self.detector.heartbeat(), self._training_thread()
-        idents = {buffer.ident: buffer.thread_id for buffer in self._recorder.buffers if buffer.owner() is not None}
+        beat, training = self.detector.heartbeat(), self.progress.thread_id
+        idents = {buffer.ident: buffer.thread_id for buffer in self.recorder.buffers if buffer.owner() is not None}
         threads = []
         for ident, (name, frames) in read_stacks().items():
             number = idents.get(ident)
             inside = self.detector.inside(NO_NUMBER if number is None else number)
             threads.append(ThreadStack(name, frames, number == training, *inside))
-        who = self._rank.who
-        return RankStacks(asked_ns, self._wall_clock(), who.rank, who.host, os.getpid(), beat.steps, tuple(threads))
+        who = self.rank.who
+        return RankStacks(asked_ns, self.wall_clock(), who.rank, who.host, os.getpid(), beat.steps, tuple(threads))
 
     def _write(self, stacks: RankStacks) -> None:
         self._in_folder(partial(stack_files.write_stacks, stacks=stacks))
@@ -219,10 +213,10 @@ class HangWatch:
             if (folder := self._folder()) is not None:
                 work(folder)
 
-        self._with_files(job)
+        self.outputs.read_soon(job)
 
     def _folder(self) -> Path | None:
-        folder = self._run_folder()
+        folder = self.outputs.run_folder
         return None if folder is None else Path(folder)
 
     def _read_folder(self) -> None:
@@ -240,7 +234,7 @@ class HangWatch:
         collection = self._collection
         if collection is None:
             return
-        for rank, message in self._channel.inbox.received().items():
+        for rank, message in self.channel.inbox.received().items():
             stacks = None if rank in collection.found else received_stacks(message.stacks)
             if stacks is not None and stacks.asked_ns == collection.asked_ns:
                 collection.found[rank] = stacks
@@ -248,13 +242,13 @@ class HangWatch:
         collection.found.update(
             (rank, stacks) for rank, stacks in self._from_files.items() if stacks.asked_ns == collection.asked_ns
         )
-        is_complete = len(collection.found) >= self._rank.who.world_size
-        if not is_complete and self._recorder.clock() < collection.until_ns:
+        is_complete = len(collection.found) >= self.rank.who.world_size
+        if not is_complete and self.recorder.clock() < collection.until_ns:
             return
         self._collection = None
         if collection.is_hang:
             found = [collection.found[rank] for rank in sorted(collection.found)]
-            self._report(f"where the ranks are: {where_text(found, is_alone=False)}{self._hint()}")
+            self.report(f"where the ranks are: {where_text(found, is_alone=False)}{self._hint()}")
 
     def _hint(self) -> str:
         folder = self._folder()

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -106,29 +107,18 @@ def patch_cost(apart_ns: float, is_native: bool) -> float:
     return near + (far - near) * min(1.0, max(0.0, part))
 
 
+@dataclass(eq=False)
 class ProfilerHealth:
-    """Adds up the cost of the profiler on the training thread and keeps notes for the report.
+    """Adds up the cost of the profiler on the training thread and keeps notes for the report."""
 
-    ``section_cost_ns`` is of an empty section when the run began; ``measure`` measures it again, unless it must not be.
-    ``patched_spans`` returns how many sections patches have recorded so far; the program made the others.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        section_cost_ns: float,
-        guard: FaultGuard,
-        patched_spans: Callable[[], int] = int,
-        measure: Callable[[], float] | None = None,
-    ) -> None:
-        self.spent_ns = 0
-        self.collecting_ns = 0
-        self.notes: list[str] = []
-        self._guard = guard
-        self._recorder = recorder
-        self._section_cost_ns = section_cost_ns
-        self._patched_spans = patched_spans
-        self._measure = measure
+    recorder: Recorder
+    section_cost_ns: float  # of an empty section, when the run began or later
+    guard: FaultGuard
+    patched_spans: Callable[[], int] = int  # sections that patches have recorded so far; the program made the others
+    measure: Callable[[], float] | None = None  # measures the cost of a section again; None if it must not be
+    spent_ns: int = 0
+    collecting_ns: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def spend(self, ns: int) -> None:
         """Add profiler cost that lies within the time of the training thread."""
@@ -140,18 +130,18 @@ class ProfilerHealth:
 
     def sections_ns(self, run: Totals) -> float:
         """Return what recording the sections of a run has cost so far."""
-        calls, is_native = min(run.training_spans, self._patched_spans()), self._recorder.implementation.is_native
+        calls, is_native = min(run.training_spans, self.patched_spans()), self.recorder.implementation.is_native
         of_patches = calls * patch_cost(run.wall_ns / calls, is_native) if calls else 0.0
-        return self._section_cost_ns * (run.training_spans - calls + of_patches)
+        return self.section_cost_ns * (run.training_spans - calls + of_patches)
 
     def measure_again(self) -> None:
         """Measure the cost of a section once more, later in the run; the lower of the two counts.
 
         The run may have begun in a moment in which this machine had a tenth of its speed.
         """
-        measure, self._measure = self._measure, None
+        measure, self.measure = self.measure, None
         if measure is not None and (cost_ns := measure()) > 0:  # a clock of CPU time may be too coarse
-            self._section_cost_ns = min(self._section_cost_ns, cost_ns)
+            self.section_cost_ns = min(self.section_cost_ns, cost_ns)
 
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""
@@ -159,33 +149,33 @@ class ProfilerHealth:
 
     def run_as_overhead(self, work: Callable[[], None]) -> None:
         """Do ``work`` on the training thread and attribute its time to the profiler."""
-        begin_ns = self._recorder.clock()
+        begin_ns = self.recorder.clock()
         try:
-            with self._recorder.own_section(PROFILER):
+            with self.recorder.own_section(PROFILER):
                 work()
         finally:
-            self.spend(self._recorder.clock() - begin_ns)
+            self.spend(self.recorder.clock() - begin_ns)
 
     def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = (), were_asked: bool = True) -> Health:
         """Return the health of the profiler in a run with these totals. ``were_asked``: the user has set log_every."""
         sections_ns, spans = self.sections_ns(run), run.training_spans
         return Health(
             dropped=run.dropped,
-            disabled=tuple(f"{part} ({reason})" for part, reason in self._guard.disabled.items()),
+            disabled=tuple(f"{part} ({reason})" for part, reason in self.guard.disabled.items()),
             overhead_s=(self.spent_ns + sections_ns) / NS_PER_S,
-            span_s=(sections_ns / spans if spans else self._section_cost_ns) / NS_PER_S,
+            span_s=(sections_ns / spans if spans else self.section_cost_ns) / NS_PER_S,
             notes=(
                 *self.notes,
                 *self._names_notes(),
                 *_of_run(run, reports_left_out, were_asked),
                 *_compiled(),
-                f"recorder: {self._recorder.implementation.describe()}",
+                f"recorder: {self.recorder.implementation.describe()}",
                 *costs,
             ),
         )
 
     def _names_notes(self) -> list[str]:
-        names = self._recorder.names
+        names = self.recorder.names
         notes = []
         if names.invalid_count:
             notes.append(

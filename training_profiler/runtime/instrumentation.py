@@ -4,6 +4,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from training_profiler.inspections.early_steps import EarlySteps
@@ -58,37 +59,30 @@ PATCHES: Final[dict[str, Install]] = {
 class Work(NamedTuple):
     """What the forward passes of some time did."""
 
-    with_grad_count: int  # those of evaluations that recorded gradients
-    with_grad_ns: int
-    input_sizes: list[tuple[int, int]]  # for some updates their number, and the elements of a forward pass's input
+    with_grad_count: int = 0  # those of evaluations that recorded gradients
+    with_grad_ns: int = 0
+    input_sizes: tuple[tuple[int, int], ...] = ()  # some updates' numbers, and the elements of a forward pass's input
 
 
+@dataclass(eq=False)
 class Instrumentation:
-    """The patches of this process and the events inferred from them.
+    """The patches of this process and the events inferred from them."""
 
-    ``begin`` starts a session at the first event, and returns the function that ends a step, or None for no session.
-    ``loaders`` returns the loaders of the session under way.
-    """
+    recorder: Recorder
+    begin: Callable[[], Callable[[int], None] | None]  # begins a session, if it may; returns what ends its steps
+    loaders: Callable[[], LoaderRegistry | None] = lambda: None  # of the session under way
+    workers: WorkerHooks = NO_HOOKS
+    read_site: ReadSite = lambda frame: None
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        begin: Callable[[], Callable[[int], None] | None],
-        loaders: Callable[[], LoaderRegistry | None] = lambda: None,
-        workers: WorkerHooks = NO_HOOKS,
-        read_site: ReadSite = lambda frame: None,
-    ) -> None:
-        self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers, read_site)
-        self._loaders = loaders
+    def __post_init__(self) -> None:
+        self.context = PatchContext(self.recorder, self._first_event, self.disable, self.workers, self.read_site)
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
-        self._begin = begin
         self._torch: Any = None  # until its import has ended
         self._patches = self.context.installed
         self._overwritten: list[str] = []
         self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
-        self._works: list[Work] = []  # of detectors that no longer record
+        self._work = Work()  # until now, since it was asked for
         self._begin_run()
 
     def _begin_run(self) -> None:
@@ -182,15 +176,15 @@ class Instrumentation:
                 before.close()
                 self.early_steps.stop()
                 self._keep_work()
-            end_step = self._begin()
+            end_step = self.begin()
             if end_step is None:
                 self.uninstall()
                 return None
             torch = sys.modules["torch"]
-            self._recorder.move_watermark(self._recorder.clock())
-            pending = PendingEvents(self._recorder)
-            codes = SectionCodes(self._recorder.names)
-            ends = StepEnds(self._recorder, end_step)
+            self.recorder.move_watermark(self.recorder.clock())
+            pending = PendingEvents(self.recorder)
+            codes = SectionCodes(self.recorder.names)
+            ends = StepEnds(self.recorder, end_step)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)
@@ -204,10 +198,10 @@ class Instrumentation:
 
     def _loader_of(self, iterator: Any) -> LoaderCounts | None:
         """Return the counts of the loader behind ``iterator``; None if ``profile_dataloader`` counts its batches."""
-        if self._recorder.buffer().is_fetching:
+        if self.recorder.buffer().is_fetching:
             return None
         if self._known_loaders is None:
-            loaders = self._loaders()
+            loaders = self.loaders()
             if loaders is None:
                 return None
             calls = self.context.calls
@@ -234,7 +228,7 @@ class Instrumentation:
         self.missing["all patches"] = f"{type(error).__name__}: {error}"
         warn(f"instrumentation disabled, the training goes on: {self.missing['all patches']}", has_traceback=True)
         self._add_up_counts()
-        self._recorder.move_watermark(None)
+        self.recorder.move_watermark(None)
         self.uninstall()
 
     def _add_up_counts(self) -> None:
@@ -256,17 +250,15 @@ class Instrumentation:
     def pop_work(self) -> Work:
         """Return what was observed since the last call, also by a detector that no longer records."""
         self._keep_work()
-        works, self._works = self._works, []
-        return Work(
-            sum(work.with_grad_count for work in works),
-            sum(work.with_grad_ns for work in works),
-            [size for work in works for size in work.input_sizes],
-        )
+        work, self._work = self._work, Work()
+        return work
 
     def _keep_work(self) -> None:
-        detector = self.context.detector
+        detector, work = self.context.detector, self._work
         if detector is not None:
-            self._works.append(Work(*detector.phases.with_grad.pop(), detector.input_sizes.pop()))
+            count, ns = detector.phases.with_grad.pop()
+            sizes = (*work.input_sizes, *detector.input_sizes.pop())
+            self._work = Work(work.with_grad_count + count, work.with_grad_ns + ns, sizes)
 
     @property
     def marks_loop(self) -> bool:
@@ -308,7 +300,7 @@ class Instrumentation:
         detector = self.context.detector
         if detector is not None and not detector.has_trained and self.context.training_thread.is_current():
             self.context.guarded(detector.resolve_pending)
-            self.context.guarded(lambda: detector.pending.release(self._recorder.clock()))
+            self.context.guarded(lambda: detector.pending.release(self.recorder.clock()))
 
     def why_nothing(self) -> str:
         """Return why there is nothing to report, after ``close``."""
@@ -358,17 +350,17 @@ class Instrumentation:
                 detector.close()
         finally:
             self._known_loaders = None
-            self._recorder.move_watermark(None)
+            self.recorder.move_watermark(None)
             self.uninstall()
 
     def after_fork_in_child(self) -> None:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
-        self._works.clear()
+        self._work = Work()
         self._begin_run()
         self.context.watch_backward(None)
         self.context.reset_rank_observations()
-        self._recorder.move_watermark(None)
+        self.recorder.move_watermark(None)
         self.context.training_thread.reset()
 
 

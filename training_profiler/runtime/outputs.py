@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,48 +119,41 @@ ONLY_WAITED: Final = (
 )
 
 
+@dataclass(eq=False)
 class Outputs:
-    """All that one session prints and writes. A thread does what may wait for a disk, and ``tick`` between that.
+    """All that one session prints and writes. A thread does what may wait for a disk, and ``tick`` between that."""
 
-    ``opens_at_start`` is whether ``start`` makes the run folder; else the first thing to write does. The ``exchange``
-    knows the name of the run's folder from rank 0, and sends the folder to other ranks. ``last_row`` and ``report``
-    are for a tracker whose run the program ends.
-    """
+    settings: Settings
+    opens_at_start: bool  # whether ``start`` makes the run folder; else the first thing to write does
+    rank: Rank
+    guard: FaultGuard
+    terminal: Terminal
+    exchange: RankExchange  # knows the name of the run's folder from rank 0, and sends the folder to other ranks
+    _: KW_ONLY
+    names: SectionNames
+    begin_ns: int
+    tick: Callable[[], float] | None
+    last_row: Callable[[str], None]  # this and ``report`` are for a tracker whose run the program ends
+    report: Callable[[], dict[str, str]]
 
-    def __init__(
-        self,
-        settings: Settings,
-        opens_at_start: bool,
-        rank: Rank,
-        guard: FaultGuard,
-        terminal: Terminal,
-        exchange: RankExchange,
-        *,
-        names: SectionNames,
-        begin_ns: int,
-        tick: Callable[[], float] | None,
-        last_row: Callable[[str], None],
-        report: Callable[[], dict[str, str]],
-    ) -> None:
-        self._settings, self._opens_at_start = settings, opens_at_start
-        self._rank, self._guard = rank, guard
-        self._terminal, self._exchange = terminal, exchange
-        self._files, self._lines = RunFiles(settings, names, begin_ns), JournalLines(names)
-        self._thread = OutputThread("files", guard.run, "files", tick=tick)
-        self._trackers = Trackers(guard.run, last_row=last_row, report=report)
+    def __post_init__(self) -> None:
+        self._files = RunFiles(self.settings, self.names, self.begin_ns)
+        self._lines = JournalLines(self.names)
+        self._thread = OutputThread("files", self.guard.run, "files", tick=self.tick)
+        self._trackers = Trackers(self.guard.run, last_row=self.last_row, report=self.report)
         self._loader_names = PlainNames()
         self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
         self._printed_s = time.monotonic()  # when the last report was, or the run began
         self._last_epoch: EpochStats | None = None
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
-        self._trackers.prepare(settings.sinks)
+        self._trackers.prepare(self.settings.sinks)
 
     def costs(self) -> dict[str, Callable[[], float]]:
         """Return functions that return the CPU time so far of each thread, in ns."""
         return {
             "files": lambda: self._thread.cpu_ns,
-            "terminal": lambda: self._terminal.thread.cpu_ns,
+            "terminal": lambda: self.terminal.thread.cpu_ns,
             "trackers": lambda: self._trackers.cpu_ns,
         }
 
@@ -175,32 +169,32 @@ class Outputs:
 
     def start(self) -> None:
         """Make the run folder, and start the trackers where that does not wait for something to write."""
-        if self._opens_at_start:
+        if self.opens_at_start:
             self._open()
             return
-        self._rank.detect_process_group()
-        if self._rank.is_certain:
+        self.rank.detect_process_group()
+        if self.rank.is_certain:
             self.open_journal()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings; make the run folder and start the trackers if that has not happened yet."""
-        self._settings = settings
+        self.settings = settings
         self._in_background("run folder", lambda: self._files.reconfigure(settings))
-        self._terminal.reconfigure(settings.stream)
+        self.terminal.reconfigure(settings.stream)
         if self._is_announced and not settings.is_quiet:
             self._start_status()
         self._trackers.prepare(settings.sinks)
         self._open()
 
     def _open(self) -> None:
-        self._rank.detect_process_group()
-        if self._rank.is_certain:  # else later, when the process knows its rank
+        self.rank.detect_process_group()
+        if self.rank.is_certain:  # else later, when the process knows its rank
             self.open_journal()
             self.start_trackers()
 
     def _in_background(self, part: str, work: Callable[[], None], size: int = 0) -> bool:
         """Do ``work`` soon on the thread; return False if there is no room for it."""
-        return self._thread.put(lambda: self._guard.run(part, work), size)
+        return self._thread.put(lambda: self.guard.run(part, work), size)
 
     def read_soon(self, read: Callable[[], None]) -> bool:
         """Do work that reads files soon, on the thread; return whether there is room for it."""
@@ -212,9 +206,9 @@ class Outputs:
 
     def start_trackers(self) -> None:
         """Start the chosen trackers on the primary rank."""
-        if self._rank.is_primary():
-            choose, settings = self._trackers.choose, self._settings
-            self._guard.run("trackers", lambda: choose(settings.sinks, self._folder, settings))
+        if self.rank.is_primary():
+            choose, settings = self._trackers.choose, self.settings
+            self.guard.run("trackers", lambda: choose(settings.sinks, self._folder, settings))
             self._trackers.poll()
 
     def journal(self, make: Callable[[JournalLines], Line], polls: bool = True) -> None:
@@ -222,8 +216,8 @@ class Outputs:
 
         ``polls`` is on the training thread, where the program begins runs of its trackers.
         """
-        self._guard.run("run folder", lambda: self._write(make(self._lines)))
-        if polls and self._rank.is_primary():
+        self.guard.run("run folder", lambda: self._write(make(self._lines)))
+        if polls and self.rank.is_primary():
             self._trackers.poll()
 
     def _write(self, line: Line) -> None:
@@ -235,10 +229,10 @@ class Outputs:
             self._lost_intervals += line.kind == "interval"
 
     def _put_line(self, line: Line) -> bool:
-        who = self._rank.who
+        who = self.rank.who
 
         def append() -> None:
-            self._files.append(line, who, self._exchange.run_name)
+            self._files.append(line, who, self.exchange.run_name)
             self._share_folder()
 
         return self._in_background("run folder", append, len(line.data))
@@ -247,21 +241,21 @@ class Outputs:
         """Return where captures of this rank go; has the run folder made soon if ``is_needed``."""
         if is_needed and self.run_folder is None:
             self.open_journal()
-        return OutputLocation(self.run_folder, self._rank.who.rank, self._rank.who.attempt)
+        return OutputLocation(self.run_folder, self.rank.who.rank, self.rank.who.attempt)
 
     def announce(self) -> None:
         """Print once, on the primary rank, that the profiler is on and where the run folder is."""
         folder = self._files.folder
-        if not self._is_announced and folder is not None and self._rank.is_primary():
+        if not self._is_announced and folder is not None and self.rank.is_primary():
             self._is_announced = True
-            if not self._settings.is_quiet:
-                self._terminal.print(f"{PREFIX}on, run folder {typed_path(folder)}\n")
+            if not self.settings.is_quiet:
+                self.terminal.print(f"{PREFIX}on, run folder {typed_path(folder)}\n")
                 self._start_status()
 
     def _start_status(self) -> None:
         """Show a status line instead of periodic reports where the user did not ask for these."""
-        if not self._settings.is_log_every_given and not self._layout().is_lines:
-            self._terminal.start_status()
+        if not self.settings.is_log_every_given and not self._layout().is_lines:
+            self.terminal.start_status()
 
     def settle(self, patience_s: float | None = None) -> bool:
         """Wait until everything handed over is written, at most so long without progress; return whether it is."""
@@ -269,16 +263,16 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot, stats: Callable[[], Snapshot]) -> None:
         """Report on an interval; ``stats`` returns those of the run so far. Called on the primary rank."""
-        self._terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
-        if not self._terminal.status.is_active and not self._settings.is_quiet and self._is_due():
+        self.terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
+        if not self.terminal.status.is_active and not self.settings.is_quiet and self._is_due():
             run = stats()
-            self._terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))
+            self.terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))
         self.interval_row(snapshot)
 
     def _is_due(self) -> bool:
         """Return whether a report may follow the last one; without a ``log_every`` of the user some time is between."""
         now_s = time.monotonic()
-        is_due = self._settings.is_log_every_given or now_s - self._printed_s >= BETWEEN_REPORTS_S
+        is_due = self.settings.is_log_every_given or now_s - self._printed_s >= BETWEEN_REPORTS_S
         self._printed_s = now_s if is_due else self._printed_s
         return is_due
 
@@ -288,10 +282,10 @@ class Outputs:
             self._send(snapshot.steps, lambda: interval_metrics(snapshot), only)
 
     def _send(self, step: int, metrics: Callable[[], Metrics], only: str | None = None) -> None:
-        self._guard.run("trackers", lambda: self._trackers.send(step, metrics, only))
+        self.guard.run("trackers", lambda: self._trackers.send(step, metrics, only))
         held = self._program_rows
         if held is not None and only in (None, PROGRAM):
-            self._guard.run("rows of the program", lambda: held.add([MetricRow(step, time.time(), metrics())]))
+            self.guard.run("rows of the program", lambda: held.add([MetricRow(step, time.time(), metrics())]))
 
     def pop_rows(self) -> list[MetricRow]:
         """Return the rows since the last call, for the program's own loggers. The first call returns none."""
@@ -302,18 +296,18 @@ class Outputs:
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
         """Send the metrics of data loaders after ``step`` optimizer steps to trackers that accept frequent rows."""
         send, names = self._trackers.send, self._loader_names
-        self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders, names), is_frequent=True))
+        self.guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders, names), is_frequent=True))
 
     def epoch(self, stats: EpochStats, step: int, is_marked: bool = True) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps: in a line, unless the program marks epochs."""
         before, self._last_epoch = self._last_epoch, stats
-        if self._settings.is_quiet:
+        if self.settings.is_quiet:
             pass
         elif is_marked:
-            warnings = epoch_warnings(stats, self._settings.thresholds)
-            self._terminal.print(render_epoch(stats, warnings, self._layout()))
+            warnings = epoch_warnings(stats, self.settings.thresholds)
+            self.terminal.print(render_epoch(stats, warnings, self._layout()))
         elif stats.wall_s >= LINE_FROM_S:
-            self._terminal.print(epoch_line(stats, before) + "\n")
+            self.terminal.print(epoch_line(stats, before) + "\n")
         self._send(step, lambda: epoch_metrics(stats))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
@@ -322,16 +316,16 @@ class Outputs:
         self._trackers.wait(A_MOMENT_S, is_last=False)
         self.settle()  # for the name of the run folder
         snapshot = stats()
-        self._terminal.stop_status()  # only the final summary follows
-        self._terminal.print(self._summary(snapshot, findings, self._layout()))
-        self._terminal.thread.wait(READER_S)
+        self.terminal.stop_status()  # only the final summary follows
+        self.terminal.print(self._summary(snapshot, findings, self._layout()))
+        self.terminal.thread.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
-        text = self._summary(snapshot, findings, Layout(format=self._settings.format))
+        text = self._summary(snapshot, findings, Layout(format=self.settings.format))
         self._write_report(text, as_data(snapshot, findings))
         is_written = self.close(health, snapshot.ended_by)
-        if self._settings.html and snapshot.steps:
-            self._guard.run("page", lambda: self._write_page(is_written, snapshot.ended_by))
+        if self.settings.html and snapshot.steps:
+            self.guard.run("page", lambda: self._write_page(is_written, snapshot.ended_by))
 
     def _write_page(self, has_journal: bool, ended_by: str | None) -> None:
         folder = self._files.folder
@@ -343,17 +337,17 @@ class Outputs:
         why = why or write_page(folder)
         if why:
             hint = f"; training-profiler html {typed_path(folder)}" if is_in_place(folder) else ""
-            self._terminal.report(f"no page was written: {one_line(why)}{hint}")
-        elif not self._settings.is_quiet:
-            self._terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
+            self.terminal.report(f"no page was written: {one_line(why)}{hint}")
+        elif not self.settings.is_quiet:
+            self.terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
 
     def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """Print the summary of a run that goes on."""
-        self._terminal.print(self._summary(snapshot, findings, self._layout()))
+        self.terminal.print(self._summary(snapshot, findings, self._layout()))
 
     def report_files(self, snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, str]:
         """Return the texts of the report's files by their names."""
-        text = self._summary(snapshot, findings, Layout(format=self._settings.format)).lstrip("\n")
+        text = self._summary(snapshot, findings, Layout(format=self.settings.format)).lstrip("\n")
         return {REPORT_TEXT: text, REPORT_DATA: json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False)}
 
     def _write_report(self, text: str, data: dict[str, Any]) -> None:
@@ -373,7 +367,7 @@ class Outputs:
         self._in_background("run folder", end)
         is_written = self.settle()
         if not is_written:
-            self._terminal.report(
+            self.terminal.report(
                 "the disk did not respond at the end of the run: the end of the journal and the report may be missing "
                 "in the run folder"
             )
@@ -389,7 +383,7 @@ class Outputs:
     def say_only_waited(self) -> None:
         """Print why there is no report."""
         if not self.has_run_of_child():
-            self._terminal.print(f"{PREFIX}{ONLY_WAITED}\n")
+            self.terminal.print(f"{PREFIX}{ONLY_WAITED}\n")
 
     def discard(self) -> None:
         """Remove the run folder: nothing was measured."""
@@ -399,44 +393,44 @@ class Outputs:
     def stop(self) -> None:
         """End the threads. What they have not done by now they do later, unless the process ends."""
         self._thread.stop()
-        self._terminal.thread.wait(READER_S)
-        self._terminal.close()
+        self.terminal.thread.wait(READER_S)
+        self.terminal.close()
         if self._thread.join(0.0 if self._thread.waiting else DISK_S):
             self._files.let_go()
 
     def after_fork_in_child(self) -> None:
         """Drop trackers and threads: in a forked child they are the parent's."""
         self._thread.after_fork_in_child()
-        self._terminal.after_fork_in_child()
+        self.terminal.after_fork_in_child()
         self._trackers.after_fork_in_child()
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach the run folder, the terminal or a tracker."""
-        notes = [*self._files.notes(), *self._terminal.notes(), *self._trackers.notes()]
+        notes = [*self._files.notes(), *self.terminal.notes(), *self._trackers.notes()]
         if lost := self._lost_lines:
             lines = f"{lost} line{'s' * (lost != 1)}"
             notes.append(f"the disk did not respond: {lines} of the journal had no room in memory")
         return notes
 
     def _open_files(self) -> None:
-        self._files.open(self._rank.who, self._exchange.run_name)
+        self._files.open(self.rank.who, self.exchange.run_name)
         self._share_folder()
         self._files.add_git()
 
     def _share_folder(self) -> None:
         if self._files.folder is not None:
-            self._exchange.share_folder(self._files.folder)
+            self.exchange.share_folder(self._files.folder)
 
     def _folder(self) -> Path | None:
         """Return the run's folder once it exists; None if it cannot be made. Called on threads of trackers."""
         self.open_journal()
-        while self._files.folder is None and "run folder" not in self._guard.disabled and self._thread.is_alive():
+        while self._files.folder is None and "run folder" not in self.guard.disabled and self._thread.is_alive():
             time.sleep(LOOK_S)
         return self._files.folder
 
     def _layout(self) -> Layout:
         """Return the layout for the terminal as it is now."""
-        return self._terminal.console.layout(self._settings.format)
+        return self.terminal.console.layout(self.settings.format)
 
     def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> str:
         folder = self._files.folder
@@ -444,4 +438,4 @@ class Outputs:
         if folder is not None:
             command = self._files.command  # earlier runs are not looked for here: the disk may not respond
             origin = Origin(program_in(command), typed_path(folder), typed_program(command))
-        return render_final(snapshot, findings, layout, self._settings.checklist, origin)
+        return render_final(snapshot, findings, layout, self.settings.checklist, origin)

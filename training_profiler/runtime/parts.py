@@ -1,4 +1,4 @@
-"""Parts of a run below its pipeline: the recorder, how far the training is, and the samplers beside it."""
+"""Parts of a run below its pipeline: the recorder, and the samplers beside the training."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Protocol
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.recording.implementation import best_implementation, python_implementation
-from training_profiler.recording.recorder import Recorder, StepCount
+from training_profiler.recording.recorder import Recorder
 from training_profiler.safety.fault_guard import LINES, MACHINE, WORKERS, Guard, Pace
 from training_profiler.sampling.compilations import Compilations
 from training_profiler.sampling.garbage_watch import GarbageWatch
@@ -23,36 +23,6 @@ def new_recorder(settings: Settings) -> Recorder:
     if settings.may_be_native:
         return Recorder(implementation=best_implementation())
     return Recorder(implementation=python_implementation(f"{NATIVE} refuses the recorder in C"))
-
-
-class TrainingProgress(StepCount):
-    """``thread_id`` is the recorder's number of the thread whose time is the run's.
-
-    A trainer that knows the tokens of its batches counts them here. ``is_awaited`` is whether the training has not
-    begun, and nothing is written before that: the switch alone holds for every program of a shell. ``uses_api`` is
-    whether the program measures itself, and has a report of whatever it does.
-    """
-
-    def __init__(self, thread_id: int, is_awaited: bool = False) -> None:
-        self.thread_id, self.is_awaited, self.uses_api = thread_id, is_awaited, False
-        self._tokens = self._drained_tokens = 0
-
-    def stop_waiting(self, uses_api: bool = False) -> None:
-        """Note that the program trains, or that it calls the API."""
-        self.is_awaited, self.uses_api = False, self.uses_api or uses_api
-
-    def count_tokens(self, tokens: int) -> None:
-        """Count tokens that the training has read."""
-        self._tokens += tokens
-
-    def drain_tokens(self) -> int | None:
-        """Return the tokens since the last call; None if none are ever counted."""
-        before, self._drained_tokens = self._drained_tokens, self._tokens
-        return self._drained_tokens - before if self._drained_tokens else None
-
-    def move_to(self, thread_id: int) -> None:
-        """Attribute the run's time to another thread from now on."""
-        self.thread_id = thread_id
 
 
 class Component(Protocol):

@@ -21,12 +21,12 @@ from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import rank_of
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.data_loader import LoaderRegistry
-from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.recorder import Recorder, TrainingProgress
 from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import ProfilerHealth, budget_s, measure, measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.outputs import Outputs
-from training_profiler.runtime.parts import Samplers, TrainingProgress
+from training_profiler.runtime.parts import Samplers
 from training_profiler.runtime.shutdown import PlannedEnd, waited_for_children
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import EPOCHS, REPORTS, SHARE, CostBudget, FaultGuard
@@ -83,7 +83,7 @@ class Pipeline:
             patched_spans=lambda: accumulator.inferred_filter.spans,
             measure=measure_cost if context.flushes_beside else None,
         )
-        self.terminal = Terminal(self.rank, self.guard, self.profiler_health, settings.stream, lambda: progress.steps)
+        self.terminal = Terminal(self.rank, self.guard, self.profiler_health, settings.stream, progress)
         self._connect_ranks(settings, begin_ns)
         self.outputs = Outputs(
             settings,
@@ -104,12 +104,9 @@ class Pipeline:
             self.channel,
             self.rank,
             self.guard.run,
-            steps=lambda: progress.steps,
-            training_thread=lambda: progress.thread_id,
-            run_folder=lambda: self.outputs.run_folder,
-            with_files=self.outputs.read_soon,
+            progress=progress,
+            outputs=self.outputs,
             report=self.terminal.report,
-            wall_clock=time.time_ns,
             began_wall_ns=time.time_ns() - (clock() - begin_ns),
         )
         self._connect_samplers(settings, context, session.flush_soon)

@@ -37,7 +37,7 @@ class Process:
     def __init__(self) -> None:
         self.settings = usable_settings()  # a wrong variable must fail here, not in the training
         self.recorder = new_recorder(self.settings)
-        self.recorder.wait_for_first_section(self.begin_at_first_section)
+        self.recorder.wait_for_first_section(self.running)
         self.session: Session | None = None
         self._trainers_session: Session | None = None  # begun for a framework's trainer
         self.is_silent = False  # a forked child stays silent; another worker may start a run itself
@@ -152,7 +152,7 @@ class Process:
         return None if self.session is None else self.session.run.loaders
 
     def running(self) -> Session | None:
-        """Return the running session. Begin one if this process has had none."""
+        """Return the running session. Begin one if this process has had none: a script may never call start."""
         session = self.session
         if session is not None:
             session.use_api()
@@ -163,10 +163,6 @@ class Process:
             if self.session is None:
                 self.begin(opens_files=False).use_api()
         return self.session
-
-    def begin_at_first_section(self) -> None:
-        """Begin a session for a script that has sections and never calls start."""
-        self.running()
 
     def begin(self, opens_files: bool, awaits_training: bool = False) -> Session:
         """Begin a session with the current settings; see ``RunContext`` for the arguments."""

@@ -11,7 +11,7 @@ from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.model.snapshot import PROFILER, Snapshot
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
-from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT
+from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT, TrainingProgress
 from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.outputs import PROGRAM
@@ -38,8 +38,8 @@ CELL_EVENT: Final = "post_run_cell"
 class NotebookCells:
     """Shows the summary so far below each cell in which steps have ended: a kernel's end shows nothing."""
 
-    def __init__(self, steps: Callable[[], int], show: Callable[[], None]) -> None:
-        self._steps, self._show = steps, show
+    def __init__(self, progress: TrainingProgress, show: Callable[[], None]) -> None:
+        self._progress, self._show = progress, show
         self._shown = 0
         self._events: Any = None
 
@@ -58,9 +58,8 @@ class NotebookCells:
             events.unregister(CELL_EVENT, self._after_cell)
 
     def _after_cell(self, *_result: Any) -> None:
-        steps = self._steps()
-        if steps > self._shown:
-            self._shown = steps
+        if self._progress.steps > self._shown:
+            self._shown = self._progress.steps
             self._show()
 
 
@@ -79,7 +78,7 @@ class Session:
         self.is_running = False
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
         self._components: tuple[Component, ...] = (run.hang_watch, run.captures, run.samplers, run)
-        self._cells = NotebookCells(lambda: run.progress.steps, self.show_so_far)
+        self._cells = NotebookCells(run.progress, self.show_so_far)
         self._recorder, self._progress, self._captures = run.recorder, run.progress, run.captures
         self._gradient_sync, self._planned_end = run.instrumentation.context.gradient_sync, run.planned_end
         self._shutdown = Shutdown(self.close)

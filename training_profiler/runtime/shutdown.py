@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from multiprocessing.util import Finalize
@@ -85,24 +86,24 @@ class EndOfTraining(KeyboardInterrupt, SystemExit):
     code = 0
 
 
+@dataclass(eq=False)
 class PlannedEnd:
     """Ends the training when the user wants it: after a time, some steps, or once the first finding is sure.
 
     Each rank counts steps itself. Rank 0 alone decides by time and by findings: it sets the last step of all ranks so
     far ahead that each hears of it before.
-
-    Args:
-        begin_ns: the begin of the run, by ``clock``.
-        say: prints a line and keeps it for the report.
     """
 
-    def __init__(
-        self, rank: Rank, channel: RankChannel, clock: Callable[[], int], begin_ns: int, say: Callable[[str], None]
-    ) -> None:
-        self._rank, self._channel, self._clock, self._begin_ns, self._say = rank, channel, clock, begin_ns, say
-        self.is_on = False  # whether ``step_ended`` is to be called
-        self.next_step = NEVER  # the first step for which it is
-        self.ended_by: str | None = None  # the option that has ended the training
+    rank: Rank
+    channel: RankChannel
+    clock: Callable[[], int]
+    begin_ns: int  # the begin of the run, by ``clock``
+    say: Callable[[str], None]  # prints a line and keeps it for the report
+    is_on: bool = False  # whether ``step_ended`` is to be called
+    next_step: int = NEVER  # the first step for which it is
+    ended_by: str | None = None  # the option that has ended the training
+
+    def __post_init__(self) -> None:
         self._is_over = self._is_set = self._is_sure = self._stops_when_sure = False
         self._text, self._steps, self._due_ns = "", NEVER, NEVER
         self._pace: tuple[int, int] | None = None  # steps, and when, shortly before the last step is set
@@ -116,9 +117,9 @@ class PlannedEnd:
         self._text, self._steps, self._due_ns = "", NEVER, NEVER
         if limit is not None:
             self._text, self._steps = f"--for {limit.text}", limit.steps or NEVER
-            self._due_ns = NEVER if limit.seconds is None else self._begin_ns + int(limit.seconds * NS_PER_S)
+            self._due_ns = NEVER if limit.seconds is None else self.begin_ns + int(limit.seconds * NS_PER_S)
         self.next_step = self._steps if self.is_on else NEVER
-        self._channel.follow_end(self.is_on and (self._due_ns < NEVER or self._stops_when_sure))
+        self.channel.follow_end(self.is_on and (self._due_ns < NEVER or self._stops_when_sure))
 
     def step_ended(self, steps: int, now_ns: int) -> None:
         """End the training if the last of these ``steps``, which ended at ``now_ns``, is its last.
@@ -127,7 +128,7 @@ class PlannedEnd:
             EndOfTraining: it is, and the program does not handle SIGINT itself.
         """
         if self._is_over:
-            self._say(f"the training caught the interrupt of {self.ended_by} and goes on; it ends at its own will")
+            self.say(f"the training caught the interrupt of {self.ended_by} and goes on; it ends at its own will")
             self.is_on, self.next_step, self.ended_by = False, NEVER, None
             return
         self.next_step = min(self.next_step, self._agreed_step(steps, now_ns))
@@ -137,25 +138,25 @@ class PlannedEnd:
         self.ended_by = self._text if is_reached or not self._stops_when_sure else "--stop-when-sure"
         self._is_over, self.next_step = True, 0
         why = "" if self.ended_by == self._text else f": {self._first[0]} was first for {SURE_STEPS} steps"
-        self._say(f"ending the training after {counted(steps, 'step')}, as {self.ended_by} asked{why}")
+        self.say(f"ending the training after {counted(steps, 'step')}, as {self.ended_by} asked{why}")
         end_training()
 
     def _agreed_step(self, steps: int, now_ns: int) -> int:
         """Return the last step by time or by findings."""
-        if not self._rank.is_one_of_many():
+        if not self.rank.is_one_of_many():
             return steps if self._is_sure or now_ns >= self._due_ns else NEVER
-        if self._rank.is_primary() and not self._is_set:
-            lead_ns = int(LEAD * self._channel.stores.every_s * NS_PER_S)
+        if self.rank.is_primary() and not self._is_set:
+            lead_ns = int(LEAD * self.channel.stores.every_s * NS_PER_S)
             if self._is_sure or now_ns >= self._due_ns - 2 * lead_ns:
                 before, since_ns = self._pace = self._pace or (steps, now_ns)
                 if now_ns - since_ns >= lead_ns:
                     self._is_set = True
-                    self._channel.end_in(1 + ceil((steps - before) * lead_ns / (now_ns - since_ns)))
-        return NEVER if self._channel.end_step is None else self._channel.end_step
+                    self.channel.end_in(1 + ceil((steps - before) * lead_ns / (now_ns - since_ns)))
+        return NEVER if self.channel.end_step is None else self.channel.end_step
 
     def is_look_due(self, steps: int, now_ns: int) -> bool:
         """Return whether ``look`` is to be called with new figures."""
-        is_wanted = self._stops_when_sure and not self._is_sure and not self._rank.who.rank
+        is_wanted = self._stops_when_sure and not self._is_sure and not self.rank.who.rank
         return is_wanted and now_ns >= self._next_look_ns and steps >= self._looked_at + LOOK_STEPS
 
     def look(self, first_finding: Callable[[], tuple[int, str | None]]) -> None:
@@ -163,12 +164,12 @@ class PlannedEnd:
 
         ``first_finding`` returns its code, None without findings, and after how many steps it is so.
         """
-        begin_ns = self._clock()
+        begin_ns = self.clock()
         self._looked_at, code = first_finding()
         if code != self._first[0]:
             self._first = code, self._looked_at
         self._is_sure = code is not None and self._looked_at - self._first[1] >= SURE_STEPS
-        now_ns = self._clock()
+        now_ns = self.clock()
         self._next_look_ns = now_ns + max(int(LOOK_S * NS_PER_S), int((now_ns - begin_ns) / LOOKS_SHARE))
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from queue import Empty, SimpleQueue
@@ -10,6 +11,7 @@ from typing import IO, Final
 
 from training_profiler.base.text import PREFIX
 from training_profiler.ranks.identity import Rank
+from training_profiler.recording.recorder import TrainingProgress
 from training_profiler.reports.sections import status_text
 from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard, Guard
@@ -22,26 +24,22 @@ IDLE_S: Final = 1.0  # between two ticks that failed
 FIRST_LOOK_S, LAST_LOOK_S = 0.0005, 0.02  # between two looks at the progress
 
 
+@dataclass(eq=False)
 class OutputThread:
     """Does jobs one after the other on a thread of its own, so that the training never waits for a disk or a reader.
 
     Jobs that do not fit into the queue are refused, and their owner counts them. Any thread may hand over jobs. If one
-    fails that does not guard itself, ``guard`` disables ``part``. ``tick`` is regular work between jobs, and returns in
-    how many seconds it is due again.
+    fails that does not guard itself, ``guard`` disables ``part``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        guard: Guard,
-        part: str,
-        tick: Callable[[], float] | None = None,
-        most_jobs: int = MOST_JOBS,
-        most_bytes: int = MOST_JOB_BYTES,
-    ) -> None:
-        self._name, self._guard, self._part = name, guard, part
-        self._tick = tick
-        self._most_jobs, self._most_bytes = most_jobs, most_bytes
+    name: str
+    guard: Guard
+    part: str
+    tick: Callable[[], float] | None = None  # regular work between jobs; returns in how many seconds it is due again
+    most_jobs: int = MOST_JOBS
+    most_bytes: int = MOST_JOB_BYTES
+
+    def __post_init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], None] | None, int]] = SimpleQueue()  # put() may interrupt itself
         # Held for a few instructions and never over a job. Reentrant, because a signal handler may hand over a job.
         self._counting = threading.RLock()
@@ -62,7 +60,7 @@ class OutputThread:
                 return
             self._is_starting = True
             try:
-                thread = BackgroundThread(self._name, self._run, self._guard, self._part)
+                thread = BackgroundThread(self.name, self._run, self.guard, self.part)
                 thread.start()
                 self._thread = thread
             except RuntimeError:  # there are too many, or the interpreter is about to end
@@ -83,7 +81,7 @@ class OutputThread:
             return True
         with self._counting:
             waiting = self._given - self._done
-            if waiting >= self._most_jobs or (waiting and self._bytes + size > self._most_bytes):
+            if waiting >= self.most_jobs or (waiting and self._bytes + size > self.most_bytes):
                 return False
             self._given += 1
             self._bytes += size
@@ -159,7 +157,7 @@ class OutputThread:
             if job is None:
                 return
             try:
-                self._guard(self._part, job)
+                self.guard(self.part, job)
             finally:
                 with self._counting:
                     self._done += 1
@@ -167,10 +165,10 @@ class OutputThread:
                     self._moves += 1
 
     def _next_tick_s(self) -> float | None:
-        if self._tick is None or self._is_over:
+        if self.tick is None or self._is_over:
             return None
-        due_s, tick = [IDLE_S], self._tick
-        self._guard(f"{self._part} by time", lambda: due_s.append(tick()))
+        due_s, tick = [IDLE_S], self.tick
+        self.guard(f"{self.part} by time", lambda: due_s.append(tick()))
         return max(0.0, due_s[-1])
 
 
@@ -185,14 +183,14 @@ DISK_S: Final = 0.2  # so does a step for a text that goes to a file, once while
 
 
 class Terminal:
-    """Prints on rank 0, on a thread of its own where the reader is not ready. ``steps`` is for the status line."""
+    """Prints on rank 0, on a thread of its own where the reader is not ready. A status line shows the ``progress``."""
 
     def __init__(
-        self, rank: Rank, guard: FaultGuard, health: ProfilerHealth, stream: str, steps: Callable[[], int]
+        self, rank: Rank, guard: FaultGuard, health: ProfilerHealth, stream: str, progress: TrainingProgress
     ) -> None:
         self._rank, self._guard, self._health = rank, guard, health
         self.console = Console(stream)
-        self.status, self._steps, self._detail = StatusLine(), steps, ""
+        self.status, self._progress, self._detail = StatusLine(), progress, ""
         self._begun_s: float | None = None  # when the status was asked for
         self._drawn = 0, time.monotonic()  # steps, and when, of the last status or other text
         self.thread = OutputThread(
@@ -211,7 +209,7 @@ class Terminal:
         """Begin the status line; a file or pipe gets it as a line where reports leave long gaps, a notebook never."""
         stream = self.console.stream()
         if self._rank.is_primary() and (self.status.start(stream) or type(stream) is TextIOWrapper):
-            self._drawn = self._steps(), time.monotonic()
+            self._drawn = self._progress.steps, time.monotonic()
             self._begun_s = self._drawn[1]
             self.thread.put(lambda: None)  # it sleeps for long if it has looked before
 
@@ -233,7 +231,7 @@ class Terminal:
         pause_s = STATUS_S if is_drawn else max(LINE_S, LINE_SHARE * (now_s - begun_s))
         if now_s < then_s + pause_s:
             return then_s + pause_s - now_s
-        self._drawn = self._steps(), now_s
+        self._drawn = self._progress.steps, now_s
         rate = (self._drawn[0] - steps) / (now_s - then_s)
         text = status_text(self._drawn[0], rate, self._detail, self.console.layout("table").width)
         if is_drawn:
@@ -246,7 +244,7 @@ class Terminal:
         """Print ``text`` as it is, now or soon; texts for which there is no room are left out and counted."""
         if self._rank.is_primary():
             if not self.status.is_active:
-                self._drawn = self._steps(), time.monotonic()
+                self._drawn = self._progress.steps, time.monotonic()
             self._hand_over(text)
 
     def _hand_over(self, text: str) -> None:

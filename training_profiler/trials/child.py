@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -111,31 +112,21 @@ def send_signal(number: int, processes: Iterable[psutil.Process]) -> None:
             process.send_signal(number)
 
 
+@dataclass
 class BlockRunner:
-    """Counts the steps of a training, and stops it at the end of each block.
+    """Counts the steps of a training, and stops it at the end of each block."""
 
-    Args:
-        plan: of this trial.
-        torch: as imported by the program.
-        connect: returns the connection to the session.
-        clock: in ns.
-        children: the processes that the training has started, such as a loader's workers.
-    """
+    plan: ChildPlan
+    torch: Any  # as imported by the program
+    connect: Callable[[], Any]  # returns the connection to the session
+    clock: Callable[[], int] = perf_counter_ns
+    children: Any = field(default_factory=OwnChildren)  # that the training has started, such as a loader's workers
 
-    def __init__(
-        self,
-        plan: ChildPlan,
-        torch: Any,
-        connect: Callable[[], Any],
-        clock: Callable[[], int] = perf_counter_ns,
-        children: Any = None,
-    ) -> None:
-        self._torch, self._connect, self._clock = torch, connect, clock
-        self._children = children or OwnChildren()
+    def __post_init__(self) -> None:
         self._session: Any = None
-        self._left = plan.warmup
+        self._left = self.plan.warmup
         self._block = 0  # steps of the block under way; 0 in the warm-up
-        self._begin_ns = clock()  # of what is measured: the second step of a block
+        self._begin_ns = self.clock()  # of what is measured: the second step of a block
         self._losses: list[list[Any]] = [[]]  # of each step, as tensors
 
     def note_loss(self, tensors: Any) -> None:
@@ -150,34 +141,34 @@ class BlockRunner:
         self._left -= 1
         if self._block and self._left == self._block - 1:
             self._wait_for_devices()
-            self._begin_ns = self._clock()  # the first step of a block refills the caches
+            self._begin_ns = self.clock()  # the first step of a block refills the caches
         if self._left > 0:
             return
         self._wait_for_devices()
-        elapsed_ns = self._clock() - self._begin_ns
-        holds = self._children.stop()
+        elapsed_ns = self.clock() - self._begin_ns
+        holds = self.children.stop()
         if self._session is None:
-            self._session = self._connect()
-        distributed = self._torch.distributed
+            self._session = self.connect()
+        distributed = self.torch.distributed
         is_distributed = distributed.is_available() and distributed.is_initialized()
         self._session.send(
             event="block",
             step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
             losses=[[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]],
-            seed=int(self._torch.initial_seed()),
+            seed=int(self.torch.initial_seed()),
             holds=holds,
             rank=distributed.get_rank() if is_distributed else 0,
             world_size=distributed.get_world_size() if is_distributed else 1,
         )
         del self._losses[:-1]
         self._block = self._left = max(2, self._session.next_block())
-        self._children.resume()
+        self.children.resume()
 
     def _wait_for_devices(self) -> None:
         for backend in BACKENDS:
-            device = getattr(self._torch, backend.kind, None)
-            if device is not None and hasattr(device, "synchronize") and backend.is_ready(self._torch, device):
+            device = getattr(self.torch, backend.kind, None)
+            if device is not None and hasattr(device, "synchronize") and backend.is_ready(self.torch, device):
                 device.synchronize()
 
 

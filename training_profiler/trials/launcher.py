@@ -91,31 +91,23 @@ class Training:
             self.left = self.isolation.finish()
 
 
+@dataclass
 class Launcher:
     """Starts trainings.
 
-    Args:
-        program: of the user.
-        scratch: a folder of ours for everything that trainings write.
-        table: module that has ``TREATMENTS``, for the trials' processes.
-        on_promise: called once, before the first start, with what is kept apart and what is not.
-        check: called before a start, and several times a second while a training runs; what it raises ends the wait.
-        allow_writes: whether trainings may be kept apart less well where nothing else works.
+    ``check`` is called before a start, and several times a second while a training runs; what it raises ends the wait.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        scratch: Path,
-        table: str,
-        on_promise: Callable[[str], None] = lambda promise: None,
-        check: Callable[[], None] = lambda: None,
-        allow_writes: bool = False,
-    ) -> None:
-        self.program, self._scratch, self._table = program, scratch, table
-        self._ways = WAYS_WITH_WRITES if allow_writes else WAYS
-        self._on_promise, self._check = on_promise, check
-        self._first_bytes = shutil.disk_usage(scratch).free
+    program: Program  # of the user
+    scratch: Path  # a folder of ours for everything that trainings write
+    table: str  # module that has ``TREATMENTS``, for the trials' processes
+    on_promise: Callable[[str], None] = lambda promise: None  # called once, with what is kept apart and what is not
+    check: Callable[[], None] = lambda: None
+    allow_writes: bool = False  # whether trainings may be kept apart less well where nothing else works
+
+    def __post_init__(self) -> None:
+        self._ways = WAYS_WITH_WRITES if self.allow_writes else WAYS
+        self._first_bytes = shutil.disk_usage(self.scratch).free
         self._trainings: list[Training] = []
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
@@ -142,12 +134,12 @@ class Launcher:
     def _start(
         self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
     ) -> Training:
-        self._check()
-        isolation = prepare(self._scratch / str(len(self._trainings)), self.program.script, self._ways)
+        self.check()
+        isolation = prepare(self.scratch / str(len(self._trainings)), self.program.script, self._ways)
         if not self._trainings:
-            self._on_promise(isolation.promise)
+            self.on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
-        process = TrialProcess(isolation.results, ChildPlan("", self._table, names, warmup, is_profiled), self._watch)
+        process = TrialProcess(isolation.results, ChildPlan("", self.table, names, warmup, is_profiled), self._watch)
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             free_port = listener.getsockname()[1]
@@ -173,11 +165,11 @@ class Launcher:
 
         Each of several trainings may write checkpoints at the same time.
         """
-        self._check()
-        free_bytes = shutil.disk_usage(self._scratch).free
+        self.check()
+        free_bytes = shutil.disk_usage(self.scratch).free
         if free_bytes < int(SHARE_OF_FREE_SPACE * self._first_bytes):
             raise DiskSpaceError(
-                f"stopped before the disk is full: {self._scratch} had {bytes_text(self._first_bytes)} free, and has "
+                f"stopped before the disk is full: {self.scratch} had {bytes_text(self._first_bytes)} free, and has "
                 f"{bytes_text(free_bytes)}; TMPDIR chooses another disk"
             )
 

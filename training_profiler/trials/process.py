@@ -377,30 +377,19 @@ class UnderWay:
         return cls(is_fresh, list(together), schedule, wave, {name: Outcome() for name in wave.block_s})
 
 
+@dataclass
 class Interleaved:
-    """Some trainings that run in turns.
+    """Some trainings that run in turns."""
 
-    Args:
-        under_way: how much is run; gets what the trainings show.
-        start: starts the training of a name; its result has ``process`` and ``close``.
-        at_once: trainings that may start at the same time.
-        on_progress: called with the part of the work that is done.
-        must_end: whether the time is up.
-        on_round: called after the start and after each round, when all trainings have run the same blocks.
-    """
+    under_way: UnderWay  # how much is run; gets what the trainings show
+    start: Callable[[str], Any]  # starts the training of a name; its result has ``process`` and ``close``
+    at_once: int  # trainings that may start at the same time
+    on_progress: Callable[[float, str], None]  # called with the part of the work that is done
+    must_end: Callable[[], bool]  # whether the time is up
+    on_round: Callable[[], None]  # called after the start, and once all trainings have run the same block
 
-    def __init__(
-        self,
-        under_way: UnderWay,
-        start: Callable[[str], Any],
-        at_once: int,
-        on_progress: Callable[[float, str], None],
-        must_end: Callable[[], bool],
-        on_round: Callable[[], None],
-    ) -> None:
-        self._schedule, self._wave, self._outcomes = under_way.schedule, under_way.record, under_way.outcomes
-        self._start, self._at_once = start, at_once
-        self._on_progress, self._must_end, self._on_round = on_progress, must_end, on_round
+    def __post_init__(self) -> None:
+        self._schedule, self._wave = self.under_way.schedule, self.under_way.record
         self._trainings: dict[str, Any] = {}
         self._order = random.Random(self._wave.done)
 
@@ -412,7 +401,7 @@ class Interleaved:
         """
         try:
             self._start_all()
-            while self._wave.open and not self._must_end():
+            while self._wave.open and not self.must_end():
                 self._run_round()
             self._wave.pause()
         finally:
@@ -423,11 +412,11 @@ class Interleaved:
         names = self._wave.open
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * self._schedule.startup_s)
         blocks: dict[str, Block | None] = {}
-        for first in range(0, len(names), self._at_once):
-            batch = names[first : first + self._at_once]
-            self._on_progress(0.0, f"starts training {first + 1} of {len(names)}")
+        for first in range(0, len(names), self.at_once):
+            batch = names[first : first + self.at_once]
+            self.on_progress(0.0, f"starts training {first + 1} of {len(names)}")
             for name in batch:
-                self._trainings[name] = self._start(name)
+                self._trainings[name] = self.start(name)
             for name in batch:
                 blocks[name] = self._receive(name, lambda process: process.wait_for_block(patience_s))
         self._add(blocks)
@@ -436,8 +425,8 @@ class Interleaved:
         """Add the blocks of a whole round: one that was interrupted would leave losses of some trainings alone."""
         for name, block in blocks.items():
             if block is not None:
-                self._outcomes[name].add(block)
-        self._on_round()
+                self.under_way.outcomes[name].add(block)
+        self.on_round()
 
     def _run_round(self) -> None:
         names = [name for name in self._wave.open if name in self._trainings]
@@ -447,7 +436,7 @@ class Interleaved:
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
         self._wave.add_round({name: block.step_s for name, block in blocks.items() if block and block.step_s})
         self._add(blocks)
-        self._on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
+        self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:
             self._trainings.pop(name).close()
 
@@ -461,6 +450,6 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            self._outcomes[name].fail(error)
+            self.under_way.outcomes[name].fail(error)
             self._wave.dropped.add(name)
             return None

@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import lcm
 from pathlib import Path
 from typing import Any, Final
@@ -49,49 +49,36 @@ NOISY: Final = "no verdict: the unchanged training differs from itself; try agai
 SLOWER_WITH_WORKERS: Final = "; steps are slower with workers all the same, as taking a batch over takes time, too"
 
 
+@dataclass(eq=False)
 class TrialSession:
-    """Tries changes on one program, and keeps in the run folder how far it has come.
+    """Tries changes on one program, and keeps in the run folder how far it has come."""
 
-    Args:
-        launcher: starts its trainings.
-        table: module that has ``TREATMENTS``, ``EXCLUSIVE`` and ``suggested``.
-        wishes: of the user.
-        runs: folder for the run folder of the first run.
-        on_progress: called with the part that is done, and with what is under way.
-        clock: in s.
-        identity: of the program and the machine, for a session that goes on later.
-    """
+    launcher: Launcher  # starts its trainings
+    table: str  # module that has ``TREATMENTS``, ``EXCLUSIVE`` and ``suggested``
+    wishes: Wishes  # of the user
+    runs: Path  # folder for the run folder of the first run
+    _: KW_ONLY
+    on_progress: Callable[[float, str], None] = lambda part, doing: None  # gets the part that is done, and what follows
+    clock: Callable[[], float] = time.monotonic  # in s
+    identity: Identity = field(default_factory=Identity)  # of the program and the machine, for a session that goes on
+    folder: Path | None = field(default=None, init=False)
+    """The run folder, once the first run has ended."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        table: str,
-        wishes: Wishes,
-        runs: Path,
-        *,
-        on_progress: Callable[[float, str], None] = lambda part, doing: None,
-        clock: Callable[[], float] = time.monotonic,
-        identity: Identity | None = None,
-    ) -> None:
-        self._launcher, self._wishes, self._runs = launcher, wishes, runs
-        module = importlib.import_module(table)
+    def __post_init__(self) -> None:
+        module = importlib.import_module(self.table)
         self._treatments: dict[str, Treatment] = {each.name: each for each in module.TREATMENTS}
         self._exclusive: Sequence[Sequence[str]] = module.EXCLUSIVE
         self._suggested: Callable[[Any, TrialFacts], list[Treatment]] = module.suggested
-        self._on_progress, self._clock = on_progress, clock
-        self._identity = identity or Identity()
-        self._begin_s = clock()
+        self._begin_s = self.clock()
         self._before_s = 0.0  # that earlier parts of the session took
         self._rows: dict[str, Row] = {}
-        self._found = Results(launcher.program.shown, 0.0, ())  # without what ``_results`` adds
+        self._found = Results(self.launcher.program.shown, 0.0, ())  # without what ``_results`` adds
         self._notes: list[str] = []
         self._workers: str | None = None
         self._is_interrupted = False
         self._progress = Progress()
         self._first: FirstRun
         self._facts: TrialFacts
-        self.folder: Path | None = None
-        """The run folder, once the first run has ended."""
 
     def run(self) -> Results:
         """Try the changes and return what they bring; after Ctrl-C, the results so far.
@@ -100,7 +87,7 @@ class TrialSession:
             TryError: nothing can be tried on this program.
             DiskSpaceError: it writes too much for any result.
         """
-        first, folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
+        first, folder = run_first(self.launcher, self.wishes.budget_s, self.runs, self.on_progress)
         return self._run(first, folder, is_new=True)
 
     def resume(self, folder: Path, state: SessionState) -> Results:
@@ -133,7 +120,7 @@ class TrialSession:
                 raise
             self._is_interrupted |= isinstance(error, DiskSpaceError)
             self._notes.append(str(error))
-        self._notes += [f"left behind, and not removed: {left}" for left in self._launcher.left()]
+        self._notes += [f"left behind, and not removed: {left}" for left in self.launcher.left()]
         self._save()
         return self._results()
 
@@ -144,9 +131,9 @@ class TrialSession:
             notes.append(self._workers + SLOWER_WITH_WORKERS * (SLOWER in tried and FASTER not in tried))
         return replace(
             self._found,
-            seconds=self._before_s + self._clock() - self._begin_s,
+            seconds=self._before_s + self.clock() - self._begin_s,
             rows=tuple(self._rows.values()),
-            total_steps=self._wishes.total_steps,
+            total_steps=self.wishes.total_steps,
             part_in_steps=self._first.part_in_steps,
             is_interrupted=self._is_interrupted,
             notes=tuple(dict.fromkeys([*notes, *self._notes])),
@@ -155,13 +142,13 @@ class TrialSession:
 
     def _save(self) -> None:
         assert self.folder is not None
-        program = self._launcher.program
+        program = self.launcher.program
         state = SessionState(
             SCHEMA,
-            self._identity,
+            self.identity,
             masked(program.words),
             program.is_python,
-            self._wishes,
+            self.wishes,
             self._first.memory_bytes,
             self._first.has_ended,
             as_data(self._results()),
@@ -174,7 +161,7 @@ class TrialSession:
 
     @property
     def _left_s(self) -> float:
-        return self._wishes.budget_s - (self._clock() - self._begin_s)
+        return self.wishes.budget_s - (self.clock() - self._begin_s)
 
     def _try(self, is_new: bool) -> None:
         first, progress = self._first, self._progress
@@ -206,11 +193,11 @@ class TrialSession:
 
     def _choose(self) -> list[str]:
         """Return the names of the changes that are worth trying and apply; the others get a row with the reason."""
-        wanted = set(self._wishes.only)
+        wanted = set(self.wishes.only)
         candidates = list(self._treatments.values())
         if wanted:
             candidates = [each for each in candidates if {each.family, each.name} & wanted]
-        elif not self._wishes.tries_all:
+        elif not self.wishes.tries_all:
             candidates = self._suggested(self._first.findings, self._facts)
         reasons = {each.name: each.reason_not(self._facts) for each in candidates}
         for name, reason in reasons.items():
@@ -238,7 +225,7 @@ class TrialSession:
         self._rows[name] = replace(known, **values)
 
     def _leave_out(self, names: Sequence[str]) -> None:
-        minutes = max(2, round(2 * self._wishes.budget_s / 60))
+        minutes = max(2, round(2 * self.wishes.budget_s / 60))
         for name in names:
             self._put(name, verdict=NOT_TRIED, reason=f"no time left; example: --budget {minutes}m")
 
@@ -253,7 +240,7 @@ class TrialSession:
                 return list(names[:count]), schedule
         if not self._rows or all(row.verdict == NOT_TRIED for row in self._rows.values()):
             raise TryError(
-                f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(self._wishes.budget_s)}: a "
+                f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(self.wishes.budget_s)}: a "
                 f"step takes {time_text(first.step_s)}, and the start {duration_text(first.startup_s)}; example: "
                 f"--budget {enough_budget(first.step_s, first.startup_s)}"
             )
@@ -267,9 +254,9 @@ class TrialSession:
         treatments |= {UNCHANGED: [], AGAIN: [], TOGETHER: [self._treatments[each] for each in under_way.together]}
         interleaved = Interleaved(
             under_way,
-            lambda name: self._launcher.start(treatments[name], schedule.warmup),
+            lambda name: self.launcher.start(treatments[name], schedule.warmup),
             self._first.at_once,
-            lambda part, what: self._on_progress(part, f"{doing}: {what}"),
+            lambda part, what: self.on_progress(part, f"{doing}: {what}"),
             lambda: self._left_s <= 0,
             lambda: self._keep(under_way),
         )
@@ -285,7 +272,7 @@ class TrialSession:
             self._notes.append(str(error))
             wave.pause()
         except TrialError as error:
-            raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
+            raise TryError(f"{self.launcher.program.shown} failed without a change: {error}") from None
         finally:
             steps = max(self._found.steps, schedule.steps)
             unchanged_step_s = wave.step_s(UNCHANGED) or self._found.unchanged_step_s
@@ -332,7 +319,7 @@ class TrialSession:
             return
         helped = [name for name, row in self._rows.items() if row.verdict == FASTER]
         rows = [self._rows[name] for name in (*helped, *progress.winners)]
-        can_be_had = [row for row in rows if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)]
+        can_be_had = [row for row in rows if not row.is_ceiling and (self.wishes.numerics or not row.changes_numerics)]
         best = [row.name for row in best_of_each(can_be_had, self._exclusive)]
         wanted = [TOGETHER] if len(best) > 1 and set(best) != set(self._found.together_names) else []
         names, schedule = self._fit([*wanted, *progress.winners], self._left_s)

@@ -4,16 +4,15 @@ import errno
 import json
 import os
 import sys
-from _thread import get_ident
-from functools import wraps
+from functools import partial, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "bootstrap")
 FAILED = 125
 REMOTE = ("http:", "https:", "databricks")  # where mlflow keeps runs on another machine
 
@@ -28,7 +27,7 @@ def enter(folder: str) -> None:
             actions.update(_record_shared_memory(folder))
         else:
             _rename_folders()
-        sys.meta_path.insert(0, AfterImport(actions))
+        _after_imports(actions)
     except BaseException as error:
         sys.stderr.write(f"training_profiler: a trial cannot be isolated: {error!r}\n")
         sys.stderr.flush()
@@ -94,45 +93,22 @@ def _rename_folders() -> None:
     _replace(os, "replace", copying(os.replace))
 
 
-class AfterImport:
-    """A finder that calls a function with a module right after the module's import."""
+def _after_imports(actions: "dict[str, Callable[[Any], None]]") -> None:
+    """Call each action with the module of its name right after the module's import."""
+    sys.path.insert(0, BOOTSTRAP)
+    try:
+        from training_profiler_hook import ModuleFinder  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(BOOTSTRAP)
 
-    def __init__(self, actions: "dict[str, Callable[[ModuleType], None]]") -> None:
-        self._actions = actions
-        self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
-
-    def find_spec(
-        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        """Return the other finders' spec of a module of the table; None for any other module."""
-        action = self._actions.get(name)
-        if action is None or get_ident() in self._searching:
-            return None
-        self._searching.add(get_ident())
+    def act(name: str) -> None:
         try:
-            for finder in sys.meta_path:
-                find = getattr(finder, "find_spec", None)
-                spec = None if find is None else find(name, path, target)
-                if spec is not None:
-                    self._hook(spec.loader, action)
-                    return spec  # type: ignore[no-any-return]
-        finally:
-            self._searching.discard(get_ident())
-        return None
+            actions[name](sys.modules[name])
+        except Exception as error:  # another version of the library
+            sys.stderr.write(f"training_profiler: {name} is not kept offline: {error!r}\n")
 
-    def _hook(self, loader: "Any", action: "Callable[[ModuleType], None]") -> None:
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:
-            return
-
-        def exec_module(module: "ModuleType") -> None:
-            execute(module)
-            try:
-                action(module)
-            except Exception as error:  # another version of the library
-                sys.stderr.write(f"training_profiler: {module.__name__} is not kept offline: {error!r}\n")
-
-        _replace(loader, "exec_module", exec_module)
+    for name in actions:
+        ModuleFinder(name, partial(act, name)).begin()
 
 
 def trackers(local_store: str) -> "dict[str, Callable[[ModuleType], None]]":

@@ -25,9 +25,10 @@ def run(
     status: int = 0,
     profile: str | None = None,
     program: Sequence[str] = (),
+    module: str = "",
     ranks: int = 1,
 ) -> Outcome:
-    """Run an example to its end, in forks of a process that has torch, or as ``program``; its runs are in ``out``."""
+    """Run an example to its end, in forks that have torch, or as ``program``; its runs are in ``out``."""
     variables = environment(profile, RECTIFIED_FLOW_PROFILE_DIR=str(out / "runs"))
     if program:
         done = subprocess.run(
@@ -35,7 +36,7 @@ def run(
         )
         ended = Outcome(done.returncode, done.stdout, done.stderr, out)
     else:
-        script = [START, f"examples.{example}", *words]
+        script = [START, module or f"examples.{example}", *words]
         if ranks > 1:
             processes = start_ranks(ROOT, script, ranks, variables, is_profiled=False)
         else:

@@ -1,6 +1,5 @@
 """The masked autoencoder: it learns, draws, and profiles like any user's script."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ def train(out: Path, *words: str, **options: Any) -> Outcome:
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    program = (sys.executable, "-m", "examples.masked_autoencoder")
-    return train(tmp_path_factory.mktemp("profiled"), "--epochs", "3", profile="1", program=program)
+    return train(tmp_path_factory.mktemp("profiled"), "--epochs", "3", profile="1")
 
 
 def test_patches_reassemble_the_image():

@@ -101,10 +101,9 @@ def test_two_ranks_train_and_only_rank_0_reports(tmp_path):
 
 
 def test_profile_training_enables_profiling_and_prints_the_next_command(tmp_path):
-    program = (sys.executable, "profile_training.py")
-    ended = train(tmp_path, "--steps", "4", program=program)
+    ended = train(tmp_path, "--steps", "4", program=(sys.executable, "profile_training.py"))
     assert f"Run folder: {ended.folder}" in ended.stdout
     assert ended.stdout.splitlines()[-1].startswith("Next: ")
     assert ended.stdout.splitlines()[-1].endswith(f"report {ended.folder}")
-    plain = train(tmp_path / "plain", "--steps", "4", profile="0", program=program)
+    plain = train(tmp_path / "plain", "--steps", "4", profile="0", module="profile_training")
     assert "RECTIFIED_FLOW_PROFILE=1 python profile_training.py" in plain.stdout.splitlines()[-1]

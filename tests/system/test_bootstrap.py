@@ -4,14 +4,13 @@ import ast
 import os
 import runpy
 import shutil
-import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
-from tests.system.scripts import TIMEOUT_S
 from training_profiler.base.switch import OFF_WORDS, ON_WORDS, SWITCH
 from training_profiler.base.switch import ROOT as ROOT_VARIABLE
 from training_profiler.settings.settings import Settings
@@ -266,8 +265,7 @@ def test_disabled_bootstrap_leaves_no_trace(tmp_path: Path, profile: str | None)
 
 def bare_python(cwd: Path) -> str:
     """Return a Python without any packages."""
-    command = [sys.executable, "-m", "venv", "--without-pip", str(cwd / "bare")]
-    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+    venv.create(cwd / "bare", symlinks=True)
     return str(cwd / "bare" / "bin" / "python")
 
 

@@ -90,7 +90,7 @@ def test_stacks_have_the_shares_of_the_report_where_the_start_up_has_most_sample
     assert seen == pytest.approx(shares, abs=0.02)
 
 
-def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
+def test_slow_function_is_named_in_its_section_also_from_the_journal(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "network.py").write_text(NETWORK)
     outcome = run_without_torch(tmp_path, PLANTED, variables=SWIFT)
@@ -107,12 +107,6 @@ def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
     assert "    script.py:" in rows
     (message,) = [finding["finding"] for finding in outcome.report["findings"] if finding["code"] == "unexplained"]
     assert " augment (" in message
-
-
-def test_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
-    (tmp_path / "layers").mkdir()
-    (tmp_path / "layers" / "network.py").write_text(NETWORK)
-    outcome = run_without_torch(tmp_path, PLANTED, variables=SWIFT)
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["lines"] == outcome.report["lines"]
     assert "line sampler: " in report_command(tmp_path, str(outcome.folder), "--full").stdout

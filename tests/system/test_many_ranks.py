@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.launching import start_ranks
-from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish
+from tests.system.launching import start_in_fork, start_ranks
+from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish, report_command
 
 pytestmark = pytest.mark.programs  # each starts several ranks
 
@@ -105,12 +105,6 @@ def train_in_forks(
     return Training(cwd, max(abs(each.status) for each in ended), stdout, stderr)
 
 
-def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run ``training-profiler report`` on a folder."""
-    command = [sys.executable, "-m", "training_profiler", "report", str(folder), *words]
-    return subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, env=environment(None))
-
-
 TOTALS = r"rank \d: \d+ collectives, losses \[.*\]"
 
 
@@ -177,8 +171,8 @@ def test_killed_rank_is_reported_with_the_others(tmp_path: Path) -> None:
     killed = training.report["ranks"]["ranks"][1]
     assert not killed["is_final"]
     assert killed["steps"] > 0
-    merged = report_of(training.folder)
-    assert merged.returncode == 0
+    merged = report_command(tmp_path, str(training.folder))
+    assert merged.status == 0
     assert merged.stdout.count(SUMMARY) == 1
 
 
@@ -193,13 +187,13 @@ def test_exception_in_a_rank_ends_the_others_with_a_report(tmp_path: Path) -> No
 
 def test_rank_ended_by_torchrun_still_reports(tmp_path: Path) -> None:
     # Without a collective in the loop only SIGTERM ends rank 0.
-    words = ("--fail", "raise", "--fail-step", "3000", "--parallel", "none", "--steps", "90000")
+    words = ("--fail", "raise", "--fail-step", "1000", "--parallel", "none", "--steps", "90000")
     training = train(tmp_path, *words)
     assert training.status == 1
     assert training.stdout.count(SUMMARY) == 1
     assert training.report["ended_by"] == "SIGTERM"
     failed = training.report["ranks"]["ranks"][1]
-    assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 3000)
+    assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 1000)
 
 
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
@@ -212,31 +206,29 @@ def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
 
 
 def test_files_of_two_machines_without_a_shared_disk_are_merged(tmp_path: Path) -> None:
-    port = free_port()
     nodes = [tmp_path / "node0", tmp_path / "node1"]
-    commands = [
-        [
-            *(sys.executable, "-m", "training_profiler", "run"),
-            *launch(2, "--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}"),
-            str(PROGRAMS / "training.py"),
-        ]
-        for node in range(2)
-    ]
-    with started(commands[0], nodes[0], None) as first, started(commands[1], nodes[1], None) as second:
-        stdout, stderr = first.communicate(timeout=TIMEOUT_S)
-        second_stdout, _ = second.communicate(timeout=TIMEOUT_S)
-    assert (first.returncode, second.returncode) == (0, 0), stderr
-    assert (stdout + second_stdout).count(SUMMARY) == 1
+    shared = {**FIXED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
+    processes = []
+    for rank in range(4):
+        node = rank // 2
+        nodes[node].mkdir(exist_ok=True)
+        of_rank = {"RANK": rank, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": node}
+        variables = environment(None, **shared, **{name: str(value) for name, value in of_rank.items()})
+        processes.append(start_in_fork(nodes[node], [str(PROGRAMS / "training.py")], variables))
+    ended = [finish(process, tmp_path) for process in processes]
+    assert [each.status for each in ended] == [0] * 4, ended[0].stderr
+    stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
+    assert stdout.count(SUMMARY) == 1
     folder = Training(nodes[0], 0, stdout, stderr).folder
     assert sorted(path.name for path in folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
     away = nodes[1] / "runs" / folder.name  # the same name on both
     assert sorted(path.name for path in away.glob("rank*.jsonl")) == ["rank2.jsonl", "rank3.jsonl"]
-    alone = json.loads(report_of(folder, "--json").stdout)
+    alone = json.loads(report_command(tmp_path, str(folder), "--json").stdout)
     assert [row["who"]["rank"] for row in alone["ranks"]["ranks"]] == [0, 1]
     assert alone["ranks"]["missing"] == [2, 3]
     for journal in away.glob("rank*.jsonl"):
         shutil.copy(journal, folder)
-    merged = json.loads(report_of(folder, "--json").stdout)
+    merged = json.loads(report_command(tmp_path, str(folder), "--json").stdout)
     assert [row["who"]["rank"] for row in merged["ranks"]["ranks"]] == [0, 1, 2, 3]
     assert [row["who"]["node"] for row in merged["ranks"]["ranks"]] == [0, 0, 1, 1]
     assert merged["ranks"]["missing"] == []
@@ -257,12 +249,12 @@ def test_restarted_training_has_a_part_for_each_attempt(tmp_path: Path) -> None:
         pytest.skip("torchrun has not come through a restart in three trials")
     names = sorted(path.name for path in training.folder.glob("rank*.jsonl"))
     assert names == ["rank0-attempt1.jsonl", "rank0.jsonl", "rank1-attempt1.jsonl", "rank1.jsonl"]
-    merged = json.loads(report_of(training.folder, "--json").stdout)
+    merged = json.loads(report_command(tmp_path, str(training.folder), "--json").stdout)
     assert merged["steps"] == 40
     (first,) = merged["attempts"]
     assert (first["number"], first["steps"]) == (0, 20)
     assert "Attempts: this is attempt 1, counted from 0; attempt 0 made 20 steps in" in stdout.rpartition(SUMMARY)[2]
-    earlier = json.loads(report_of(training.folder, "--json", "--attempt", "0").stdout)
+    earlier = json.loads(report_command(tmp_path, str(training.folder), "--json", "--attempt", "0").stdout)
     assert (earlier["steps"], earlier["ended_by"]) == (20, "RuntimeError")
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.launching import execute, through_run
-from tests.system.scripts import Outcome, command, run_without_torch
+from tests.system.launching import execute, execute_forked, start_ranks, through_run
+from tests.system.scripts import Outcome, command, environment, finish, run_without_torch
 
 TRAIN = """
 import signal, sys, threading
@@ -82,13 +82,13 @@ def test_a_wrong_limit_is_one_line_with_an_example(tmp_path: Path, value: str) -
 
 
 TRAINING = """
-import torch
+import os, torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
-if dist.is_torchelastic_launched():
+if "RANK" in os.environ:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(model)
 optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(OPTIMIZERS)]
@@ -102,6 +102,9 @@ for inputs, targets in DataLoader(TensorDataset(torch.randn(STEPS, 8), torch.ran
     model.zero_grad()
     step += 1
 """
+
+
+LIMITS = {f"--for {limit}": {"RECTIFIED_FLOW_PROFILE_FOR": limit} for limit in ("20steps", "1s")}
 
 
 def write_training(cwd: Path, steps: int, workers: int = 0, optimizers: int = 1) -> str:
@@ -118,8 +121,11 @@ def losses(printed: str) -> list[str]:
 @pytest.mark.parametrize(("workers", "optimizers"), [(0, 1), (2, 1), (0, 2)])
 def test_losses_are_the_same_up_to_the_end(tmp_path: Path, workers: int, optimizers: int) -> None:
     script = write_training(tmp_path, 60, workers, optimizers)
-    plain = execute(tmp_path, [sys.executable, script])
-    cut = execute(tmp_path, through_run("--for", "20steps", "--quiet", script))
+    plain = execute_forked(tmp_path, script, is_profiled=False)
+    if workers:  # once as it is typed
+        cut = execute(tmp_path, through_run("--for", "20steps", "--quiet", script))
+    else:
+        cut = execute_forked(tmp_path, script, **LIMITS["--for 20steps"])
     assert (cut.status, cut.stderr) == (0, "")
     # With several optimizers, the end of a step is known when the next one has begun.
     assert losses(cut.stdout) == losses(plain.stdout)[: 20 + optimizers - 1]
@@ -127,14 +133,18 @@ def test_losses_are_the_same_up_to_the_end(tmp_path: Path, workers: int, optimiz
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("limit", ["--for=50steps", "--for=1s", "--stop-when-sure"])
-def test_ranks_end_after_the_same_step_under_torchrun(tmp_path: Path, limit: str) -> None:
+@pytest.mark.parametrize("limit", [*LIMITS, "--stop-when-sure"])
+def test_ranks_end_after_the_same_step(tmp_path: Path, limit: str) -> None:
     script = write_training(tmp_path, 10**6)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script]
-    ended = execute(tmp_path, through_run(limit, "--quiet", *torchrun))
-    assert ended.status == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
-    report = Outcome(*ended, tmp_path).report
+    if limit in LIMITS:
+        ranks = start_ranks(tmp_path, [script], 2, environment(None, **LIMITS[limit]))
+        ended = [finish(rank, tmp_path) for rank in ranks]
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script]
+        ended = [execute(tmp_path, through_run(limit, "--quiet", *torchrun))]
+    assert [each.status for each in ended] == [0] * len(ended), ended[0].stderr
+    assert not any("Traceback" in each.stderr for each in ended)
+    report = Outcome(0, "", "", tmp_path).report
     assert len({rank["steps"] for rank in report["ranks"]["ranks"]}) == 1
     assert [rank["ended_by"] for rank in report["ranks"]["ranks"]] == [None, None]
-    assert report["ended_by"] == limit.replace("=", " ")
+    assert report["ended_by"] == limit

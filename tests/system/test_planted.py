@@ -21,13 +21,12 @@ SHARED_MACHINE = "machine-busy=1,cpu-oversubscribed=1"
 # How much memory glibc keeps for the next step depends on chance.
 # Each uses one thread for steadier times, which is a finding of its own where another CPU is free.
 NOISE = f"step-time-varies=1,slowing-down=1,warm-up=1000,page-faults=1,few-threads=1,{SHARED_MACHINE}"
+DEFAULT = f"step-time-varies=1,slowing-down=9,{SHARED_MACHINE}"
 # These trainings take one second on a fast machine, which is too few samples at the usual rate.
 OFTEN = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "200", "OMP_NUM_THREADS": "1"}
 
 
-def findings_of(
-    program: str, cwd: Path, thresholds: str = f"step-time-varies=1,slowing-down=9,{SHARED_MACHINE}", **variables: str
-) -> list[dict[str, Any]]:
+def findings_of(program: str, cwd: Path, thresholds: str = DEFAULT, **variables: str) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return its findings in order."""
     return list(outcome_of(program, cwd, thresholds, **variables)[1]["findings"])
 
@@ -59,21 +58,15 @@ def test_healthy_training_gets_no_warning(tmp_path: Path) -> None:
     assert codes == ["healthy", "slowest-component", "data-loading-efficient"]
 
 
-def test_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
-    first, *_ = findings_of("slow_dataset", tmp_path)
+def test_slow_dataset_is_the_costliest_finding_and_says_how_many_workers_would_do(tmp_path: Path) -> None:
+    stdout, report = outcome_of("slow_dataset", tmp_path, DEFAULT)
+    first, truth_s = report["findings"][0], truth_of(stdout)["making_cpu_s"]
+    evidence = first["evidence"]
     assert first["code"] == "data-loading-bound"
-    assert first["evidence"]["share_of_step"] > 0.5
+    assert evidence["share_of_step"] > 0.5
     assert first["step_if_fixed_s"] < first["step_s"] / 2
-
-
-def test_a_training_that_makes_its_batches_itself_knows_their_cpu_time_and_the_workers_that_would_do(
-    tmp_path: Path,
-) -> None:
-    stdout, report = outcome_of("slow_dataset", tmp_path, NOISE)
-    truth_s = truth_of(stdout)["making_cpu_s"]
     (loader,) = report["loaders"]
     assert truth_s <= 1.1 * loader["batch_cpu_avg_s"] <= 2 * truth_s  # putting samples together is not in the truth
-    evidence = find(report["findings"], "data-loading-bound")["evidence"]
     assert evidence["batch_cpu_s"] == loader["batch_cpu_avg_s"]
     assert evidence["num_workers"] == 0
     assert evidence["workers_needed"] == math.ceil(evidence["batch_s"] / evidence["using_s"])

@@ -25,11 +25,16 @@ from tests.system.scripts import ROOT, Outcome, environment, finish, report_comm
 
 FOLDER = ROOT / "tests" / "programs"
 HELPERS = FOLDER / "helpers"  # what the programs import from each other
-ARGUMENTS = {"main/is_main": ["--lr", "1e-3", "--", "a b", "--rest"]}
+ARGUMENTS = {
+    "main/is_main": ["--lr", "1e-3", "--", "a b", "--rest"],
+    "process/waits_for_child": ["spawn"],
+}
 VARIANTS = {  # of another program, by an argument
     "data/module_transforms_workers": ["data/module_transforms", "2"],
     "data/workers_persistent": ["data/workers", "persistent"],
+    "model/replaces_call_alone": ["model/replaces_call", "alone"],
     "optim/grad_scaler_fused": ["optim/grad_scaler", "fused"],
+    "process/waits_for_forked_child": ["process/waits_for_child", "fork"],
 }
 FILES = [path.relative_to(FOLDER).with_suffix("") for path in FOLDER.glob("*/*.py") if path.parent != HELPERS]
 PROGRAMS = sorted([*map(Path.as_posix, FILES), *VARIANTS])
@@ -38,8 +43,8 @@ UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "proce
 # forks of a process with torch.
 OWN_PROCESS = ("exit/", "main/", "process/", "data/workers_spawned")
 STARTED = (
-    *("compile/", "profiler/", "autograd/adversarial", "data/transfer", "eval/no_grad_inside"),
-    *("manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
+    *("compile/", "data/transfer", "profiler/"),
+    *("autograd/adversarial", "eval/no_grad_inside", "manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
 )
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
 CUT_OFF = {"exit/os_exit"}  # exit handlers do not run; only the journal remains

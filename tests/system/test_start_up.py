@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.system.launching import BOOTSTRAP, Ended, execute, stand_ins
-from tests.system.scripts import ROOT, TIMEOUT_S
+from tests.system.scripts import ROOT
 from tests.system.test_bootstrap import LIVE, script
 from training_profiler.base.switch import OFF_WORDS, SWITCH
 
@@ -22,8 +22,7 @@ MODULES = "import sys\nprint(sorted(sys.modules), [type(f).__name__ for f in sys
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     """Return a Python whose site-packages hold what an installation puts there."""
-    words = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")]
-    subprocess.run(words, check=True, timeout=TIMEOUT_S)
+    venv.create(tmp_path / "env", symlinks=True)
     (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     for name in FILES:
         shutil.copy(ROOT / name, packages)

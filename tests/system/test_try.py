@@ -138,7 +138,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
 
 @pytest.mark.programs
 def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path) -> None:
-    process = begun(tmp_path, 4000, tmp_path / "scratch")
+    process = begun(tmp_path, 1500, tmp_path / "scratch")
     wait_until(lambda: steps_of_first_run(tmp_path / "scratch"))
     for _ in range(3):  # an impatient user; the second one must not keep files from being removed
         process.send_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path
     assert "Not finished: gc_freeze." in stdout
     assert list((tmp_path / "scratch").iterdir()) == []
     (folder,) = (tmp_path / "runs").iterdir()
-    results = results_of(tmp_path, "--resume", str(folder), "--budget", "5m")
+    results = results_of(tmp_path, "--resume", str(folder), "--budget", "3m")
     assert (results["remaining"], results["is_interrupted"]) == ([], False), results
 
 

@@ -49,6 +49,7 @@ def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
         import multiprocessing, concurrent.futures
         from training_profiler import *
 
+        @profile_section("decorated")
         def work(x):
             with profile_section("work"):
                 profile_step()
@@ -69,7 +70,7 @@ def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
     answer = "[(0, False), (1, False), (4, False)]\n"
     assert outcome.printed.startswith(answer * 2 + "0\n")
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
-    assert "work" not in outcome.report["sections"]
+    assert not {"decorated", "work"} & outcome.report["sections"].keys()
 
 
 @pytest.mark.parametrize("ending", ["", "os._exit(0)", "sys.exit(0)", "stop_training_profiling()"])
@@ -126,27 +127,6 @@ def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path)
     outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stdout) == (0, "{0}\n")
     assert outcome.stderr.count("=== Final Profiling Summary") == 1
-
-
-@pytest.mark.programs
-def test_spawned_workers_with_decorated_functions_stay_silent(tmp_path: Path) -> None:
-    script = """
-        import multiprocessing
-        from training_profiler import *
-
-        @profile_section("augment")
-        def augment(x):
-            return 2 * x
-
-        if __name__ == "__main__":
-            start_training_profiling(log_every=1000)
-            with multiprocessing.get_context("spawn").Pool(2) as pool:
-                assert pool.map(augment, [1, 2, 3]) == [2, 4, 6]
-            profile_step()
-    """
-    outcome = run_without_torch(tmp_path, script)
-    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
-    assert len(outcome.folders) == 1
 
 
 def test_child_that_starts_profiling_is_profiled_even_if_forked(tmp_path: Path) -> None:

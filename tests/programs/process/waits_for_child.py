@@ -1,6 +1,7 @@
-"""A forked child of multiprocessing does the training; the parent, which has imported torch, only waits for it."""
+"""A child, started as the argument says, does the training; the parent, which has torch, only waits for it."""
 
 import multiprocessing
+import sys
 
 from _tiny import truth
 from _train import train
@@ -11,7 +12,7 @@ def main():
 
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("fork").Process(target=main)
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=main)
     child.start()
     child.join()
     raise SystemExit(child.exitcode)

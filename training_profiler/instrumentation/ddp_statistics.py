@@ -18,20 +18,13 @@ from training_profiler.recording.section import Clock
 KEPT: Final = 16  # of each kind: the first 16, and at most 16 spread over all
 
 
-class SyncPoint(NamedTuple):
-    """One sync point; ns of the wall clock."""
-
-    number: int  # counted within its kind; decides alone whether it is kept
-    key: str  # the same on every rank
-    enter_ns: int
-    leave_ns: int
-
-
 class SyncPoints:
     """A bounded list of sync points. Every rank keeps the same ones."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[SyncPoint]] = {}
+        # By kind: the number within it, which decides alone what is kept, a key that is the same on every rank, and ns
+        # of the wall clock.
+        self._kept: dict[str, list[tuple[int, str, int, int]]] = {}
         self._stride: dict[str, int] = {}  # by kind: every n-th is kept, a power of two
         self._calls = 0
         self._thread: int | None = None
@@ -47,11 +40,10 @@ class SyncPoints:
         stride = self._stride.get(kind, 1)
         while number >= KEPT * stride:
             stride *= 2
-        if number >= KEPT and number % stride:
-            return
-        self._stride[kind] = stride
-        before = [point for point in self._kept.get(kind, ()) if point.number < KEPT or point.number % stride == 0]
-        self._kept[kind] = [*before, SyncPoint(number, key, enter_ns, leave_ns)]
+        if number < KEPT or number % stride == 0:
+            self._stride[kind] = stride
+            before = [point for point in self._kept.get(kind, ()) if point[0] < KEPT or point[0] % stride == 0]
+            self._kept[kind] = [*before, (number, key, enter_ns, leave_ns)]
 
     def call_begins(self) -> int | None:
         """Count a collective call of all ranks. Return its number, or None for a call inside another.

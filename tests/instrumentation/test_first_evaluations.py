@@ -96,6 +96,11 @@ def validations_later(training):
     training.fit(then=lambda: training.over(training.other, training.head))
 
 
+def last_test(training):
+    training.fit()
+    training.over(training.other, training.head)
+
+
 def without_a_loader(training):
     with torch.no_grad():
         training.back.eval()(X)
@@ -115,16 +120,17 @@ def test_passes_that_nothing_repeats_are_found(training, program, count):
     assert facts.seconds > 0
 
 
-REPEATED = [first_validation, first_validation_of_part, loaders_made_again, validations_later, without_a_loader]
+REPEATED = [
+    first_validation,
+    first_validation_of_part,
+    loaders_made_again,
+    validations_later,
+    last_test,
+    without_a_loader,
+]
 
 
 @pytest.mark.parametrize("program", REPEATED)
 def test_a_first_validation_is_one(training, program):
     program(training)
-    assert training.facts() is None
-
-
-def test_a_test_after_the_training_is_not_before_it(training):
-    training.fit()
-    training.over(training.other, training.head)
     assert training.facts() is None

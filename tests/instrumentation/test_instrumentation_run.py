@@ -12,11 +12,12 @@ from training_profiler.instrumentation.context import FORWARD, FREE, PatchContex
 from training_profiler.recording.recorder import Recorder
 
 
+def fails(*args):
+    raise ZeroDivisionError("ours")
+
+
 @pytest.mark.parametrize("method", ["call_begins", "call_ends", "backward_begins", "backward_ends", "update_begins"])
 def test_error_of_ours_removes_all_patches_and_training_continues(instrumented, monkeypatch, caplog, method):
-    def fails(*args):
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr(instrumented.context.current_detector(), method, fails)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -36,18 +37,12 @@ def test_error_of_ours_removes_all_patches_and_training_continues(instrumented, 
 
 @pytest.mark.parametrize("method", ["fetch_begins", "fetch_ends", "fetch_fails"])
 def test_error_of_ours_loses_no_batch(instrumented, monkeypatch, method):
-    def fails(*args):
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr(instrumented.context.current_detector(), method, fails)
     assert list(torch.utils.data.DataLoader([1.0, 2.0])) == [torch.tensor([1.0]), torch.tensor([2.0])]
     assert instrumented.context.detector is None
 
 
 def test_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_path):
-    def fails():
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr(instrumented.context.current_detector().phases, "end_evaluation", fails)
     torch.save([1], tmp_path / "model.pt")
     assert torch.load(tmp_path / "model.pt") == [1]
@@ -55,9 +50,6 @@ def test_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_path):
 
 
 def test_error_at_close_leaves_nothing_behind(instrumented, monkeypatch):
-    def fails():
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr(instrumented.context.current_detector(), "close", fails)
     with pytest.raises(ZeroDivisionError):
         instrumented.instrumentation.close()

@@ -48,30 +48,29 @@ def test_events_within_a_failed_fetch_are_kept(training):
 # Updates that compute the loss by a closure
 
 
-def test_closure_without_module_keeps_update_time(training, optimizer):
+@pytest.mark.parametrize(
+    ("events", "evaluations", "update_s", "step_s"),
+    [
+        ("sb", 1, 6.0, 9.0),  # without a module, the time before the gradient is the update's
+        ("lsb", 1, 1.0, 9.0),  # unless a trainer says that it computes the loss
+        ("fbb", 20, 20.0, 20 * 9.0),
+    ],
+)
+def test_closures_of_updates_compute_losses(training, model, optimizer, events, evaluations, update_s, step_s):
+    do = {"s": lambda: training.spend(5), "l": training.detector.loss_begins, "f": lambda: model(0)}
+
     def closure():
-        training.spend(5)
-        training.backward()
-
-    for _ in range(2):
-        training.update(optimizer, closure=closure)
-    stats = training.finish()
-    assert stats.counts == {"backward_pass": 2, "optimizer_step": 2}
-    assert stats.total_s == {"backward_pass": 6.0, "optimizer_step": 12.0}
-
-
-def test_loss_that_a_trainer_announces_belongs_to_no_update(training, optimizer):
-    def closure():
-        training.detector.loss_begins()
-        training.spend(5)
-        training.backward()
+        for event in events:
+            do.get(event, training.backward)()
 
     training.detector.loss_begins()  # outside of an update it changes nothing
     for _ in range(2):
-        training.update(optimizer, closure=closure)
+        training.update(optimizer, closure=closure, evaluations=evaluations)
     stats = training.finish()
-    assert stats.counts == {"backward_pass": 2, "optimizer_step": 2}
-    assert stats.total_s == {"backward_pass": 6.0, "optimizer_step": 2.0}
+    calls = {"forward_pass": events.count("f"), "backward_pass": events.count("b"), "optimizer_step": 1 / evaluations}
+    assert stats.counts == {name: 2 * evaluations * count for name, count in calls.items() if count}
+    assert stats.total_s["optimizer_step"] == 2 * update_s
+    assert stats.step_s == [step_s] * 2
 
 
 def test_update_with_closure_counts_its_last_part(training, model, optimizer):
@@ -93,20 +92,6 @@ def test_update_ending_with_its_closure_counts(training, optimizer):
     training.spend(2)
     training.detector.update_ends(optimizer)
     assert training.finish().counts == {"optimizer_step": 1}
-
-
-def test_each_gradient_within_an_update_is_a_backward_pass(training, model, optimizer):
-    def closure():
-        model(0)
-        training.backward()
-        training.backward(1)
-
-    for _ in range(2):
-        training.update(optimizer, closure=closure, evaluations=20)
-    stats = training.finish()
-    assert stats.counts == {"forward_pass": 40, "backward_pass": 80, "optimizer_step": 2}
-    assert stats.total_s["optimizer_step"] == 40.0
-    assert stats.step_s == [20 * 7.0] * 2
 
 
 def test_failed_update_is_ended_by_the_next(training, optimizer):

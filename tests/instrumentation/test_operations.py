@@ -16,33 +16,27 @@ def conv(precision):
     return SimpleNamespace(fp32_precision=precision)
 
 
-@pytest.mark.parametrize(
-    ("matmul", "computed_in"),
-    [
-        ({"allow_tf32": False}, "float32"),
-        ({"allow_tf32": True}, "tf32"),
-        ({"allow_tf32": False, "fp32_precision": "none"}, "float32"),
-        ({"fp32_precision": "tf32"}, "tf32"),  # reading the other setting would raise
-        ({"fp32_precision": "ieee"}, "float32"),
-        ({"fp32_precision": "none"}, "float32 or tf32"),
-    ],
-)
-def test_precision_of_float32_matrix_products(matmul, computed_in):
-    assert _float32_on_cuda(backends(matmul, {}), is_convolution=False) == computed_in
+OFF = {"allow_tf32": False}
 
 
 @pytest.mark.parametrize(
-    ("cudnn", "computed_in"),
+    ("matmul", "cudnn", "computed_in"),
     [
-        ({"allow_tf32": True}, "tf32"),
-        ({"allow_tf32": True, "conv": conv("none")}, "tf32"),
-        ({"conv": conv("tf32")}, "tf32"),
-        ({"conv": conv("ieee")}, "float32"),
-        ({}, "float32 or tf32"),
+        (OFF, None, "float32"),
+        ({"allow_tf32": True}, None, "tf32"),
+        ({"allow_tf32": False, "fp32_precision": "none"}, None, "float32"),
+        ({"fp32_precision": "tf32"}, None, "tf32"),  # reading the other setting would raise
+        ({"fp32_precision": "ieee"}, None, "float32"),
+        ({"fp32_precision": "none"}, None, "float32 or tf32"),
+        (OFF, {"allow_tf32": True}, "tf32"),
+        (OFF, {"allow_tf32": True, "conv": conv("none")}, "tf32"),
+        (OFF, {"conv": conv("tf32")}, "tf32"),
+        (OFF, {"conv": conv("ieee")}, "float32"),
+        (OFF, {}, "float32 or tf32"),
     ],
 )
-def test_precision_of_float32_convolutions(cudnn, computed_in):
-    assert _float32_on_cuda(backends({"allow_tf32": False}, cudnn), is_convolution=True) == computed_in
+def test_precision_of_float32_matrix_products_and_of_convolutions(matmul, cudnn, computed_in):
+    assert _float32_on_cuda(backends(matmul, cudnn or {}), is_convolution=cudnn is not None) == computed_in
 
 
 def test_import_of_the_formulas_says_nothing_of_a_missing_triton(monkeypatch, caplog):

@@ -66,73 +66,47 @@ def test_end_without_begin_is_ignored(updates):
     assert not updates.end(Optimizer(updates))
 
 
-def test_code_between_an_update_and_clearing_gradients_is_not_the_optimizers(instrumented):
+class RandomSearch(torch.optim.Optimizer):
+    """Needs no gradients."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        self.param_groups[0]["params"][0].data.add_(0.1)
+
+
+def clearing_itself(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+    return optimizer
+
+
+# A backward pass, a gradient that is set as evolution strategies do, an update, clearing, other work for 1 s.
+UPDATES = {
+    "gradients are cleared at the begin of a step": (torch.optim.SGD, 3 * "zbu.", 3),
+    "a schedule is plotted before and after": (torch.optim.Adam, "uuuuu" + 3 * "buz" + "uuuuu", 3),
+    "no backward pass": (torch.optim.SGD, 4 * "gu", 4),
+    "an update clears its gradients itself": (clearing_itself, 4 * "bu", 4),
+    "an optimizer of the user's needs no gradients": (RandomSearch, 4 * "u", 4),
+}
+
+
+@pytest.mark.parametrize(("kind", "events", "count"), UPDATES.values(), ids=UPDATES)
+def test_updates_are_steps_where_they_may_change_something(instrumented, kind, events, count):
     weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()  # at the begin of a step, as most programs do
-        weight.sum().backward()
-        optimizer.step()
-        instrumented.clock.advance(1.0)
-    instrumented.instrumentation.close()
-    sections = instrumented.run.totals().sections
-    update = next(id for id, name in instrumented.run.names.names.items() if name == "optimizer_step")
-    assert sections.count[update] == 3
-    assert sections.total_ns[update] < 1e9
-
-
-def updates_of(instrumented) -> int:
-    """Return how many spans of optimizer updates there are, which is also how many steps there are."""
+    optimizer = kind([weight])
+    do = {
+        "b": lambda: weight.sum().backward(),
+        "g": lambda: setattr(weight, "grad", torch.ones(2)),
+        "u": optimizer.step,
+        "z": optimizer.zero_grad,
+        ".": lambda: instrumented.clock.advance(1.0),
+    }
+    for event in events:
+        do[event]()
     instrumented.instrumentation.close()
     totals = instrumented.run.totals()
-    ids = [id for id, name in instrumented.run.names.names.items() if name == "optimizer_step"]
-    spans = sum(totals.sections.count[id] for id in ids if id < len(totals.sections.count))
-    assert totals.steps.count == spans
-    return spans
-
-
-def test_a_loop_that_plots_a_schedule_has_no_updates(instrumented):
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.Adam([weight])
-    for _ in range(5):
-        optimizer.step()  # no parameter has a gradient
-    for _ in range(3):
-        weight.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for _ in range(5):
-        optimizer.step()
-    assert updates_of(instrumented) == 3
-
-
-def test_gradients_without_a_backward_pass_are_used_by_updates(instrumented):
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(4):
-        weight.grad = torch.ones(2)  # as evolution strategies do
-        optimizer.step()
-    assert updates_of(instrumented) == 4
-
-
-def test_an_update_that_clears_its_gradients_itself_counts(instrumented):
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
-    for _ in range(4):
-        weight.sum().backward()
-        optimizer.step()
-    assert updates_of(instrumented) == 4
-
-
-def test_an_optimizer_of_the_users_may_need_no_gradients(instrumented):
-    class RandomSearch(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {})
-
-        def step(self):
-            self.param_groups[0]["params"][0].data.add_(0.1)
-
-    optimizer = RandomSearch([torch.zeros(2, requires_grad=True)])
-    for _ in range(4):
-        optimizer.step()
-    assert updates_of(instrumented) == 4
+    update = next(id for id, name in instrumented.run.names.names.items() if name == "optimizer_step")
+    assert totals.steps.count == totals.sections.count[update] == count
+    assert totals.sections.total_ns[update] < 1e9  # what lies between an update and clearing is not the optimizer's

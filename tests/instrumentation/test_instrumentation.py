@@ -34,23 +34,14 @@ def test_uninstalling_a_patch_restores_torch_exactly(name):
     assert state_of_torch() == before
 
 
-def test_uninstalling_all_patches_restores_torch_exactly():
-    before = state_of_torch()
-    instrumentation = Instrumentation(Recorder(), lambda: None)
-    instrumentation.install(torch)
-    assert instrumentation.missing == {}
-    instrumentation.uninstall()
-    instrumentation.uninstall()
-    assert state_of_torch() == before
-
-
-def test_two_instrumentations_restore_torch():
+def test_two_instrumentations_restore_torch_exactly():
     before = state_of_torch()
     first, second = Instrumentation(Recorder(), lambda: None), Instrumentation(Recorder(), lambda: None)
-    first.install(torch)
-    second.install(torch)
-    second.uninstall()
-    first.uninstall()
+    for each in (first, second):
+        each.install(torch)
+        assert each.missing == {}
+    for each in (second, first, first):
+        each.uninstall()
     assert state_of_torch() == before
 
 

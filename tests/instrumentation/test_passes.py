@@ -25,19 +25,14 @@ def test_iterators_keep_their_passes_until_they_begin_again():
     assert passes.of(one, False) is again
 
 
-def test_reused_iterator_address_begins_a_pass():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, True)
-    begun.iterator = lambda: None  # as a dead weak reference
-    assert passes.of(iterator, False) is not begun
-
-
-def test_pass_does_not_keep_its_iterator_alive():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, True)
-    del iterator
+def test_pass_does_not_keep_its_iterator_alive_whose_address_may_begin_another():
+    passes, iterator, other = Passes(), Iterator(), Iterator()
+    begun, gone = passes.of(iterator, True), passes.of(other, True)
+    del other
     gc.collect()
-    assert begun.iterator() is None
+    assert gone.iterator() is None
+    begun.iterator = gone.iterator
+    assert passes.of(iterator, False) is not begun
 
 
 def test_oldest_passes_are_dropped_beyond_the_limit():

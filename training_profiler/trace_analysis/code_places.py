@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -264,15 +265,13 @@ def _idle(
     gap, row, ns = _pieces(columns, stacks, launches, gaps)
     label = np.where(row == NONE, NONE, columns.name[row])
     idle_ns = summed(label, np.where(is_counted[gap], ns, 0), size + 1)  # the last is of no place
-    cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
-    cell_ns = summed(cell, ns, len(cells))
-    order = np.lexsort((cell_ns, cells // (size + 1)))  # of each gap, the longest comes last
-    part = cell_ns / np.maximum(1, np.bincount(gap, ns, len(gaps))[cells // (size + 1)])
-    of_gaps = [NOWHERE] * len(gaps)
-    for which, place, share in zip(
-        *(values.tolist() for values in (*np.divmod(cells[order], size + 1), part[order])), strict=True
-    ):
-        of_gaps[which] = GapPlace(columns.names[place - 1], share) if place else NOWHERE
+    places: list[Counter[int]] = [Counter() for _ in gaps]
+    for which, place, length_ns in zip(gap.tolist(), label.tolist(), ns.tolist(), strict=True):
+        places[which][place] += length_ns
+    of_gaps = []
+    for found in places:
+        place, most_ns = max(found.items(), key=lambda item: item[::-1], default=(NONE, 0))
+        of_gaps.append(NOWHERE if place == NONE else GapPlace(columns.names[place], most_ns / found.total()))
     return tuple(of_gaps), idle_ns[:-1], int(idle_ns[-1])
 
 

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -87,10 +87,6 @@ def is_of(category: Ints, *names: str) -> Bools:
     return is_wanted[category]
 
 
-def _is_name_of_step(name: str) -> bool:
-    return name.startswith(STEP_NAME)
-
-
 def summed(group: Ints, values: Ints, size: int) -> Ints:
     """Return the exact sum of the values of each group from 0 to ``size``."""
     sums = np.zeros(size, np.int64)
@@ -145,7 +141,7 @@ def _ordered(part: Any, order: Ints) -> Any:
         return part[order]
     if not isinstance(part, (Columns, Messages, Recorded)):
         return part  # of no event
-    return replace(part, **{each.name: _ordered(getattr(part, each.name), order) for each in fields(part) if each.init})
+    return replace(part, **{each.name: _ordered(getattr(part, each.name), order) for each in fields(part)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +183,6 @@ class Columns:
     lost_halves: int  # of device work: begins without an end, and ends without a begin
     notes: tuple[str, ...]  # what of the file could not be read
     skew_ns: int = 0  # what the file's times of devices are early by; here they are not
-    # What was asked of the same columns before; arrays are not to be changed.
-    _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def without_skew(self, skew_ns: int) -> "Columns":
         """Return the columns with all times of devices later by ``skew_ns``."""
@@ -208,12 +202,8 @@ class Columns:
         return "" if row == NONE else self.names[self.name[row]]
 
     def is_of(self, *categories: str) -> Bools:
-        """Return which events are of one of these categories; the array cannot be changed."""
-        known = self._of_categories.get(categories)
-        if known is None:
-            known = self._of_categories[categories] = is_of(self.category, *categories)
-            known.setflags(write=False)
-        return known
+        """Return which events are of one of these categories."""
+        return is_of(self.category, *categories)
 
     def name_of_device(self, index: int) -> str:
         """Return the name of a device; "" if unknown. Some traces of ROCm list one device by another number."""
@@ -227,7 +217,7 @@ class Columns:
 
     def is_step(self) -> Bools:
         """Return which events are marked steps."""
-        return self.named(_is_name_of_step, self.is_of("user_annotation"))
+        return self.named(lambda name: name.startswith(STEP_NAME), self.is_of("user_annotation"))
 
     def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
         """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true, asked once a name."""

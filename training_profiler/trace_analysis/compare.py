@@ -216,7 +216,9 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
         TraceError: the two cannot be compared; the message says why.
     """
     unit = _unit(before, after)
-    alike = _alike(*(_calls(analysis, unit) for analysis in (before, after)))
+    each = _Each(before, after, unit)
+    sides = list(zip((before, after), each.times, strict=True))
+    alike = _alike(*(_calls(trace, times) for trace, times in sides))
     if alike < SAME_AT_LEAST:
         what = "recordings are not of the same work" if unit == RECORDING else "steps are not of the same program"
         names = f"{before.path.name}, {after.path.name}"
@@ -225,8 +227,6 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
     if before.has_gpu and after.has_gpu:
         of_step = (part.name for part in fields(StepParts) if part.name not in ("name", "begin_ns", "end_ns"))
         parts |= {part.removesuffix("_ns").replace("_", " "): part for part in of_step}
-    each = _Each(before, after, unit)
-    sides = list(zip((before, after), each.times, strict=True))
     rows = [
         _difference(name, *([getattr(step, part) / times for step in trace.scope.parts] for trace, times in sides))
         for name, part in parts.items()
@@ -252,10 +252,6 @@ def _unit(before: Trace, after: Trace) -> str:
     repeated = [analysis.scope.repetition for analysis in (before, after)]
     names = {None if repetition is None else repetition.name for repetition in repeated}
     return (names.pop() or RECORDING) if len(names) == 1 else RECORDING
-
-
-def _repetitions(analysis: Trace, unit: str) -> int:
-    return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
 
 
 def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> TraceDifference:
@@ -286,7 +282,7 @@ class _Each:
     """By what times of a window are divided on either side, and whether they have a noise band."""
 
     def __init__(self, before: Trace, after: Trace, unit: str) -> None:
-        self.times = _repetitions(before, unit), _repetitions(after, unit)
+        self.times = [1 if unit in (STEP, RECORDING) else trace.scope.repetitions for trace in (before, after)]
         self._has_band = min(len(before.steps), len(after.steps)) > 1
 
     def difference(self, name: str, old: PerStep, new: PerStep, shapes: str = "") -> TraceDifference:
@@ -312,13 +308,11 @@ def _tree(before: Trace, after: Trace, each: _Each) -> tuple[BranchDifference, .
     return tuple(rows)
 
 
-def _calls(analysis: Trace, unit: str) -> dict[str, float]:
-    parts = len(analysis.scope.parts) * _repetitions(analysis, unit)
-    return {row.name: row.calls / parts for row in analysis.operators if row.name.startswith("aten::")}
+def _calls(trace: Trace, times: int) -> Counter[str]:
+    parts = len(trace.scope.parts) * times
+    return Counter({row.name: row.calls / parts for row in trace.operators if row.name.startswith("aten::")})
 
 
-def _alike(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    names = before.keys() | after.keys()
-    both = sum(min(before.get(name, 0.0), after.get(name, 0.0)) for name in names)
-    either = sum(max(before.get(name, 0.0), after.get(name, 0.0)) for name in names)
-    return both / either if either else 1.0
+def _alike(before: Counter[str], after: Counter[str]) -> float:
+    either = (before | after).total()
+    return (before & after).total() / either if either else 1.0

@@ -369,17 +369,13 @@ def _is_slow_call(columns: Columns, idle: _Idle) -> Bools:
     Its work can begin at once, before the gap, so the work that ends the gap may have another call. The launch
     of a graph with much work takes that long each time.
     """
-    begin_ns, end_ns = idle.times
-    rows = idle.made[idle.made != NONE]
-    rows = np.unique(rows[columns.length_ns[rows] >= LEAST_SLOW_CALL_NS])
-    rows = rows[~is_graph_launch(columns)[rows]]
+    rows = np.unique(idle.made[idle.made != NONE])
+    rows = rows[(columns.length_ns[rows] >= LEAST_SLOW_CALL_NS) & ~is_graph_launch(columns)[rows]]
     is_slow = np.zeros(len(idle.calls), np.bool_)
-    threads = np.where(idle.calls != NONE, columns.thread[idle.calls], NONE)
-    for thread in np.unique(columns.thread[rows]).tolist():
-        of_thread = rows[columns.thread[rows] == thread]  # one after another
-        middle_ns = (begin_ns + end_ns) // 2  # what takes most of a gap is in its middle
-        at = of_thread[np.maximum(np.searchsorted(columns.begin_ns[of_thread], middle_ns, side="right") - 1, 0)]
-        inside_ns = np.minimum(columns.end_ns[at], idle.launched_ns) - np.maximum(columns.begin_ns[at], begin_ns)
-        is_long = (inside_ns >= LEAST_SLOW_CALL_NS) & (2 * inside_ns > end_ns - begin_ns)
-        is_slow |= is_long & (threads == thread)
+    if len(rows):
+        for i, (call, begin_ns, end_ns) in enumerate(zip(idle.calls.tolist(), *idle.times, strict=True)):
+            of = rows[columns.thread[rows] == columns.thread[call]] if call != NONE else rows[:0]
+            inside_ns = np.minimum(columns.end_ns[of], idle.launched_ns[i]) - np.maximum(columns.begin_ns[of], begin_ns)
+            longest_ns = inside_ns.max(initial=0)
+            is_slow[i] = longest_ns >= LEAST_SLOW_CALL_NS and 2 * longest_ns > end_ns - begin_ns
     return is_slow

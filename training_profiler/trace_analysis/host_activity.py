@@ -1,6 +1,7 @@
 """What a trace shows of the host by name (waits, copies, allocations), and which part of a step each work is of."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +10,7 @@ import numpy as np
 
 from training_profiler.base.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, step_at, together, union
@@ -49,16 +50,16 @@ class TracedModuleCalls:
 def calls_named(columns: Columns, which: Bools | Ints, has_bytes: bool = False) -> tuple[TracedModuleCalls, ...]:
     """Return the calls of each name, in order of their first occurrence; ``which`` may be rows."""
     rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-    name, size = columns.name[rows], len(columns.names)
-    count = np.bincount(name, minlength=size)
-    total = summed(name, columns.length_ns[rows], size)
-    copied = summed(name, np.maximum(0, columns.bytes[rows]), size)
-    known = np.bincount(name[columns.bytes[rows] >= 0], minlength=size)
+    by_name: dict[int, list[int]] = defaultdict(list)
+    for name, row in zip(columns.name[rows].tolist(), rows.tolist(), strict=True):
+        by_name[name].append(row)
+    length_ns, copied = columns.length_ns, columns.bytes
+    known = {name: copied[of][copied[of] >= 0] for name, of in by_name.items() if has_bytes}
     return tuple(
         TracedModuleCalls(
-            columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes and known[i] else None
+            columns.names[i], len(of), int(length_ns[of].sum()), int(known[i].sum()) if len(known.get(i, ())) else None
         )
-        for i in dict.fromkeys(name.tolist())
+        for i, of in by_name.items()
     )
 
 

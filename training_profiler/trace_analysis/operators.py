@@ -102,17 +102,12 @@ def _device_time(columns: Columns, launched_by: Ints) -> Ints:
 
 
 def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> list[str]:
-    names = np.where(sections == NONE, NONE, columns.name[sections])
-    width = len(columns.names) + 1
-    pair_of = group * width + names + 1
-    pairs, counts = np.unique(pair_of, return_counts=True)
-    section_names = [""] * size
-    most = [0] * size
-    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        which, name = divmod(pair, width)
+    most, found = [0] * size, [""] * size
+    pairs = Counter(zip(group.tolist(), np.where(sections == NONE, NONE, columns.name[sections]).tolist(), strict=True))
+    for (which, name), count in sorted(pairs.items()):
         if count > most[which]:
-            section_names[which], most[which] = columns.names[name - 1] if name else "", count
-    return section_names
+            most[which], found[which] = count, "" if name == NONE else columns.names[name]
+    return found
 
 
 SHORT_NS: Final = 10_000

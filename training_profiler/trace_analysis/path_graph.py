@@ -161,7 +161,8 @@ class _Builder:
         self._main, self._bounds = main_thread(events.columns), bounds
         self._waits = path_links.waits_of(events.columns, works, calls)
         self._handovers = path_links.handovers_of(events.columns, events.nesting, pieces, self._main)
-        self._thread, self._at = self._points()
+        self._point = self._points()
+        self._thread, self._at = np.array(list(self._point), np.int64).T
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
     def graph(self, since_ns: int) -> Graph:
@@ -193,42 +194,32 @@ class _Builder:
             frozenset(removable),
             frozenset(fixed | waits.keys()),
             order.tolist(),
-            [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
+            [self._point[self._main, end], *(points + np.flatnonzero(launched)).tolist()],
             len(self._events.steps),
             (Side(NONE, since_ns, self._main, since_ns - begin, recording_ns),),
             np.zeros(len(at), np.int64),
             np.zeros(len(self._columns.threads), np.int64),
         )
 
-    def _points(self) -> tuple[Ints, Ints]:
-        columns, works = self._columns, self._works
-        calls = np.array([wait.call for wait in self._waits], np.int64)
-        launched = works.thread != NONE
-        begin, end = self._bounds
-        given = [(self._main, begin), (self._main, end)]
+    def _points(self) -> dict[tuple[int, int], int]:
+        """Return the number of each point, in their order: by thread, then by time."""
+        columns, works, launched = self._columns, self._works, self._works.thread != NONE
+        given = {(self._main, at_ns) for at_ns in self._bounds}
         for handover in self._handovers:
-            given += [(handover.thread, handover.begin_ns), (handover.thread, handover.end_ns)]
-            given += [(self._main, handover.wait_begin_ns), (self._main, handover.wait_end_ns)]
-        more = np.array(given, np.int64).T
-        thread = np.concatenate([columns.thread[calls], columns.thread[calls], works.thread[launched], more[0]])
-        at = np.concatenate([columns.begin_ns[calls], columns.end_ns[calls], works.called_ns[launched], more[1]])
-        unique = np.unique(np.stack([thread, at]), axis=1)
-        return unique[0], unique[1]
-
-    def _point(self, thread: int, at_ns: int) -> int:
-        return int(self._points_of(thread, np.array([at_ns], np.int64))[0])
-
-    def _points_of(self, thread: int, at_ns: Ints) -> Ints:
-        first, end = np.searchsorted(self._thread, [thread, thread + 1])
-        points: Ints = first + np.searchsorted(self._at[first:end], at_ns)
-        return points
+            given |= {(handover.thread, handover.begin_ns), (handover.thread, handover.end_ns)}
+            given |= {(self._main, handover.wait_begin_ns), (self._main, handover.wait_end_ns)}
+        for wait in self._waits:
+            begin_ns, end_ns = (int(of[wait.call]) for of in (columns.begin_ns, columns.end_ns))
+            given |= {(int(columns.thread[wait.call]), at_ns) for at_ns in (begin_ns, end_ns)}
+        given.update(zip(works.thread[launched].tolist(), works.called_ns[launched].tolist(), strict=True))
+        return {point: number for number, point in enumerate(sorted(given))}
 
     def _add_waits(self, own: Ints) -> tuple[dict[int, str], set[int]]:
         """Add the waits for the device; return their points with the call, and those that could be left out."""
         names, removable = {}, set()
         begin, end = self._bounds
         for wait in self._waits:
-            point = self._point(self._columns.thread[wait.call], self._columns.end_ns[wait.call])
+            point = self._point[int(self._columns.thread[wait.call]), int(self._columns.end_ns[wait.call])]
             own[point] = min(own[point], wait.own_ns)
             self._edges[point] += [(len(self._thread) + work, delay, RETURN) for work, delay in wait.works]
             names[point] = self._columns.name_of(wait.call)
@@ -240,8 +231,8 @@ class _Builder:
         """Add what threads do for each other; return these points, and the order of points at the same time."""
         fixed, rank = set(), np.zeros(len(self._thread), np.int64)
         for part in self._handovers:
-            away, back = self._point(self._main, part.wait_begin_ns), self._point(self._main, part.wait_end_ns)
-            begin, end = self._point(part.thread, part.begin_ns), self._point(part.thread, part.end_ns)
+            away, back = (self._point[self._main, at_ns] for at_ns in (part.wait_begin_ns, part.wait_end_ns))
+            begin, end = (self._point[part.thread, at_ns] for at_ns in (part.begin_ns, part.end_ns))
             self._edges[begin].append((away, part.begin_ns - part.wait_begin_ns, HANDOVER))
             self._edges[back].append((end, part.wait_end_ns - part.end_ns, HANDOVER))
             own[begin] = own[back] = 0
@@ -253,16 +244,13 @@ class _Builder:
         """Add what works wait for; return the work before each on its stream, and the delay after it."""
         works, points = self._works, len(self._thread)
         links = path_links.device_links(works)
-        for thread in np.unique(works.thread[works.thread != NONE]).tolist():
-            launched = np.flatnonzero(works.thread == thread)
-            called = self._points_of(thread, works.called_ns[launched])
-            delays = links.launch_delay_ns[launched].tolist()
-            for work, point, delay in zip(launched.tolist(), called.tolist(), delays, strict=True):
-                why = LAUNCH if works.replay[work] == NONE else GRAPH_LAUNCH
-                if links.is_crowded[work]:
-                    why = OTHER_STREAM
-                why = NOT_RECORDED if works.unseen_ns[work] else why
-                self._edges[points + work].append((point, delay, why))
+        for work in np.flatnonzero(works.thread != NONE).tolist():
+            why = LAUNCH if works.replay[work] == NONE else GRAPH_LAUNCH
+            if links.is_crowded[work]:
+                why = OTHER_STREAM
+            why = NOT_RECORDED if works.unseen_ns[work] else why
+            point = self._point[int(works.thread[work]), int(works.called_ns[work])]
+            self._edges[points + work].append((point, int(links.launch_delay_ns[work]), why))
         for work in np.flatnonzero(links.other != NONE).tolist():
             other = int(links.other[work])
             why = IN_GRAPH if works.is_in_graph(other, work) else OTHER_STREAM

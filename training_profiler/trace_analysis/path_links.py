@@ -217,12 +217,17 @@ def _ended_last(works: Works, which: Ints, until_ns: Ints) -> Ints:
     last_ns = np.full(len(which), LONG_AGO)
     until_ns = np.minimum(until_ns, works.end_ns[which] - 1)
     for of_stream in works.streams():
-        by_end = of_stream[np.argsort(works.end_ns[of_stream], kind="stable")]
-        place = np.searchsorted(works.end_ns[by_end], until_ns, side="right") - 1
-        found = by_end[np.maximum(place, 0)]
-        is_later = (place >= 0) & (works.stream[which] != works.stream[of_stream[0]]) & (works.end_ns[found] > last_ns)
+        found = _last_of(works, of_stream, until_ns)
+        is_other = (found != NONE) & (works.stream[which] != works.stream[of_stream[0]])
+        is_later = is_other & (works.end_ns[found] > last_ns)
         last[is_later], last_ns[is_later] = found[is_later], works.end_ns[found[is_later]]
     return last
+
+
+def _last_of(works: Works, of: Ints, until_ns: Ints) -> Ints:
+    """Return which of these works ended last until these times; -1 for none."""
+    by_end = of[np.argsort(works.end_ns[of], kind="stable")]
+    return np.append(NONE, by_end)[np.searchsorted(works.end_ns[by_end], until_ns, side="right")]
 
 
 def _before_in_graph(works: Works) -> Ints:
@@ -231,10 +236,7 @@ def _before_in_graph(works: Works) -> Ints:
     order = np.flatnonzero(works.replay != NONE)
     order = order[np.argsort(works.replay[order], kind="stable")]
     for of in np.split(order, np.flatnonzero(np.diff(works.replay[order])) + 1):
-        by_end = of[np.argsort(works.end_ns[of], kind="stable")]
-        until_ns = np.minimum(works.begin_ns[of] + OVERLAP_NS, works.end_ns[of] - 1)
-        place = np.searchsorted(works.end_ns[by_end], until_ns, side="right") - 1
-        before[of] = np.where(place >= 0, by_end[np.maximum(place, 0)] if len(of) else of, NONE)
+        before[of] = _last_of(works, of, np.minimum(works.begin_ns[of] + OVERLAP_NS, works.end_ns[of] - 1))
     return before
 
 

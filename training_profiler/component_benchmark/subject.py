@@ -170,13 +170,9 @@ def subject_of(source: str, returned: Any) -> Subject:
     for value in rest:
         if value is None:
             continue
-        if isinstance(value, torch.optim.Optimizer):
-            what = "optimizer"
-        elif isinstance(value, torch.Tensor):
-            what = "target"
-        elif callable(value):
-            what = "loss"
-        else:
+        kinds = {"optimizer": torch.optim.Optimizer, "target": torch.Tensor, "loss": Callable}
+        what = next((name for name, kind in kinds.items() if isinstance(value, kind)), None)
+        if what is None:
             raise BenchmarkError(
                 f"{source} returned {_kind(value)} beside model and input; expected a loss (a callable), a target "
                 "(a tensor) or an optimizer, example: return model, images, labels"

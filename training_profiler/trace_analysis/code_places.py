@@ -30,7 +30,7 @@ def is_of_program(file: str) -> bool:
 
 
 _MODULE: Final = "nn.Module: "
-_FRAME: Final = re.compile(r"(.+)\((\d+)\): (.+)")
+FRAME: Final = re.compile(r"(.+)\((\d+)\): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def line_of(frame: str) -> str:
 
     Of a function, a trace has the line of its definition; of operators with a call stack, the line that runs.
     """
-    match = _FRAME.fullmatch(frame)
+    match = FRAME.fullmatch(frame)
     if match is None:
         return ""
     file = match[1].replace("\\", "/")

@@ -47,32 +47,17 @@ NONE: Final = -1  # for values that an event lacks
 # Their names in older versions of Kineto, and for other devices (Kineto's ActivityType.h has all of them). XPU and
 # backends of PrivateUse1 have kernels and copies as CUDA has. Events of MTIA's control processor are its device work;
 # table.py separates copies from computation.
-CATEGORIES: Final = {
-    "kernel": "kernel",
-    "memcpy": "gpu_memcpy",
-    "gpu_memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "gpu_memset": "gpu_memset",
-    "operator": "cpu_op",
-    "cpu_op": "cpu_op",
-    "runtime": "cuda_runtime",
-    "cuda_runtime": "cuda_runtime",
-    "cuda_driver": "cuda_runtime",
-    "hip_runtime": "cuda_runtime",
-    "xpu_runtime": "cuda_runtime",
-    "xpu_driver": "cuda_runtime",
-    "mtia_runtime": "cuda_runtime",
-    "hpu_op": "cuda_runtime",
-    "glow_runtime": "cuda_runtime",
-    "privateuse1_runtime": "cuda_runtime",
-    "privateuse1_driver": "cuda_runtime",
-    "mtia_ccp_events": "kernel",
-    "user_annotation": "user_annotation",
-    "gpu_user_annotation": "gpu_user_annotation",
-    "python_function": "python_function",
-    "overhead": "overhead",
+_GIVEN: Final = {
+    "kernel": "kernel mtia_ccp_events",
+    "gpu_memcpy": "memcpy gpu_memcpy",
+    "gpu_memset": "memset gpu_memset",
+    "cpu_op": "operator cpu_op",
+    "cuda_runtime": "runtime cuda_runtime cuda_driver hip_runtime xpu_runtime xpu_driver mtia_runtime hpu_op "
+    "glow_runtime privateuse1_runtime privateuse1_driver",
+    **{name: name for name in ("user_annotation", "gpu_user_annotation", "python_function", "overhead")},
 }
-CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
+CATEGORIES: Final = {name: category for category, names in _GIVEN.items() for name in names.split()}
+CATEGORY_NAMES: Final = (*_GIVEN, "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"

@@ -1,6 +1,7 @@
 """Collectives: count, time, share hidden behind compute; over several ranks, waiting and transfer."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -140,11 +141,33 @@ def matched_runs(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[Matched]:
 
 def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective]:
     """Return waiting and transfer for each kind of collective; ``runs`` holds the runs of each rank."""
-    lengths: dict[str, list[tuple[list[int], Ints]]] = {}
+    waited, caused, count = (defaultdict[str, Counter[int]](Counter) for _ in range(3))  # by kind and rank
+    transfer_ns: Counter[str] = Counter()
     for of, ranks, place in matched_runs(runs):
         table = np.stack([runs[rank][of].length_ns[row] for rank, row in zip(ranks, place, strict=True)])
-        lengths.setdefault(of.kind, []).append((ranks, table))
-    return [_over_groups(kind, groups) for kind, groups in lengths.items()]
+        waiting = table - table.min(axis=0)
+        transfer_ns[of.kind] += int(table.min(axis=0).sum()) * len(ranks)
+        for rank, ns in zip(ranks, waiting.sum(axis=1).tolist(), strict=True):
+            waited[of.kind][rank] += ns
+            count[of.kind][rank] += table.shape[1]
+        for last, ns in zip(table.argmin(axis=0).tolist(), waiting.sum(axis=0).tolist(), strict=True):
+            caused[of.kind][ranks[last]] += ns
+    return [_over_ranks(kind, ns, waited[kind], caused[kind], count[kind]) for kind, ns in transfer_ns.items()]
+
+
+def _over_ranks(
+    kind: str, transfer_ns: int, waited: Counter[int], caused: Counter[int], count: Counter[int]
+) -> RankCollective:
+    each, ranks = count.total(), sorted(count)
+    shares = [(rank, caused[rank] / caused.total()) for rank in ranks if caused[rank] > 0]
+    return RankCollective(
+        kind,
+        round(each / len(ranks)),
+        transfer_ns / each,
+        waited.total() / each,
+        min(ranks, key=lambda rank: waited[rank] / count[rank]),
+        tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1])),
+    )
 
 
 def _matched(runs: Sequence[Runs]) -> Ints | None:
@@ -156,32 +179,6 @@ def _matched(runs: Sequence[Runs]) -> Ints | None:
     if len({len(run.length_ns) for run in runs}) != 1:
         return None
     return np.stack([np.arange(len(run.length_ns)) for run in runs])
-
-
-def _over_groups(kind: str, groups: Sequence[tuple[list[int], Ints]]) -> RankCollective:
-    ranks = sorted({rank for members, _ in groups for rank in members})
-    place = {rank: i for i, rank in enumerate(ranks)}
-    waited, caused, count = (np.zeros(len(ranks), np.int64) for _ in range(3))
-    transfer_ns = 0
-    for members, table in groups:
-        at = np.array([place[rank] for rank in members])
-        shortest = table.min(axis=0)
-        waiting = table - shortest
-        transfer_ns += int(shortest.sum()) * len(members)
-        waited[at] += waiting.sum(axis=1)
-        count[at] += table.shape[1]
-        np.add.at(caused, at[table.argmin(axis=0)], waiting.sum(axis=0))
-    each = int(count.sum())
-    total = int(caused.sum())
-    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused.tolist(), strict=True) if total]
-    return RankCollective(
-        kind,
-        round(each / len(ranks)),
-        transfer_ns / each,
-        int(waited.sum()) / each,
-        ranks[int((waited / count).argmin())],
-        tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1])),
-    )
 
 
 def kind_of(columns: Columns, row: int) -> str:

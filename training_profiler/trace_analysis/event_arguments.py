@@ -128,7 +128,7 @@ _MARK: Final = ("user_annotation",)
 _GROUPS: Final = (_KERNEL, _COPY, _CALL, _OPERATOR, _MARK)
 
 
-def integers(values: Sequence[Any]) -> Ints:
+def integers(values: Sequence[Any], _: Any = None) -> Ints:
     """Return whole numbers; -1 for what is none, or does not fit into 64 bits."""
     try:
         return packed(*values)
@@ -144,10 +144,6 @@ def integer_or_none(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if -_BEYOND_64_BITS <= number < _BEYOND_64_BITS else None
-
-
-def _integers(values: Values, _: Numbers) -> Ints:
-    return integers(values)
 
 
 def _floats(values: Values, _: Numbers) -> Floats:
@@ -185,7 +181,7 @@ class _Field(NamedTuple):
 
     column: str
     groups: tuple[tuple[str, ...], ...]
-    read: Callable[[Values, Numbers], NDArray[Any]] = _integers
+    read: Callable[[Values, Numbers], NDArray[Any]] = integers
     older: str = ""
     below: int = 2**53
 
@@ -194,7 +190,7 @@ class _Field(NamedTuple):
         values = self.read(list(map(attrgetter(self.column), args)), numbers)
         if self.older and (values == NONE).any():
             values = np.where(values == NONE, self.read(list(map(attrgetter(self.older), args)), numbers), values)
-        if self.read is _integers and not NONE <= values.min() <= values.max() < self.below:
+        if self.read is integers and not NONE <= values.min() <= values.max() < self.below:
             values = np.where((values >= NONE) & (values < self.below), values, NONE)
         return values
 
@@ -230,7 +226,7 @@ def argument_rows(category: Ints, args: Sequence[Args], texts: Mapping[str, Numb
         for group, rows in found:
             if group in field.groups:
                 values = field.of(of_group[group], texts[field.column])
-                if field.read is not _integers or (values != NONE).any():
+                if field.read is not integers or (values != NONE).any():
                     column = column if column.flags.writeable else column.copy()
                     column[rows] = values
         columns[field.column] = column

@@ -215,20 +215,7 @@ def idle_times(
             by_cause[cause] += round(share * within_ns)
         work = gap.next_row
         by, section = (NONE if work == NONE else int(of[work]) for of in (launches.operator, launches.section))
-        found[is_between].append(
-            AttributedGap(
-                gap,
-                columns.name_of(work),
-                columns.name_of(by),
-                columns.name_of(section),
-                labels[step + 1],
-                module.name,
-                line.name,
-                module.part,
-                line.part,
-                bool(is_after),
-                within_ns,
-                stall,
-            )
-        )
+        names = columns.name_of(work), columns.name_of(by), columns.name_of(section), labels[step + 1]
+        where = module.name, line.name, module.part, line.part
+        found[is_between].append(AttributedGap(gap, *names, *where, is_after, within_ns, stall))
     return IdleTimes(tuple(found[True]), tuple(found[False]), dict(by_cause), code)

@@ -17,7 +17,7 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 from training_profiler.safety.files import read_file
-from training_profiler.trace_analysis.code_places import is_of_program
+from training_profiler.trace_analysis.code_places import FRAME, is_of_program
 
 MOST_BYTES: Final = 2 * BYTES_PER_GIB
 # A pickle may name one object many times; torch writes 20 bytes or more for each block and entry.
@@ -151,24 +151,25 @@ MOST_TEXT: Final = 1_000  # characters of a name: the patterns take long on long
 MOST_FRAMES: Final = 1_000
 BEFORE: Final = "before the history"
 ELSEWHERE: Final = "elsewhere"
-_OF_PROFILE: Final = re.compile(
-    r"(.+)\((\d+)\): (.+)"
-)  # a snapshot made from a profile has the whole frame in its name
 _NATIVE: Final = re.compile(r"^$|^\?\?$|^none$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|so)(?:[.:]|$)")
 _MODULE: Final = "torch/nn/modules/module.py"
 # The first phase that matches any frame of a stack counts: a backward pass may compute a forward pass again.
-_PHASES: Final[Sequence[tuple[str, re.Pattern[str]]]] = tuple(
-    (phase, re.compile(pattern))
-    for phase, pattern in (
-        ("optimizer", r"torch/optim/.*:"),
-        ("backward", r"torch/(?:_tensor|autograd/(?:__init__|graph))\.py:(?:backward|grad|_engine_run_backward)$"
-                     r"|:.*autograd::Engine::"),
-        ("forward", rf"{re.escape(_MODULE)}:_(?:wrapped_)?call_impl$"),
-        ("model made or moved",
-         rf"{re.escape(_MODULE)}:(?:_apply|convert|to|cuda)$|:reset_parameters$|torch/nn/init\.py:"),
-        ("data", r"torch/utils/data/.*:|:pin_memory$"),
-    )
-)  # fmt: skip
+_PHASES: Final = (
+    ("optimizer", re.compile(r"torch/optim/.*:")),
+    (
+        "backward",
+        re.compile(
+            r"torch/(?:_tensor|autograd/(?:__init__|graph))\.py:(?:backward|grad|_engine_run_backward)$"
+            r"|:.*autograd::Engine::"
+        ),
+    ),
+    ("forward", re.compile(rf"{re.escape(_MODULE)}:_(?:wrapped_)?call_impl$")),
+    (
+        "model made or moved",
+        re.compile(rf"{re.escape(_MODULE)}:(?:_apply|convert|to|cuda)$|:reset_parameters$|torch/nn/init\.py:"),
+    ),
+    ("data", re.compile(r"torch/utils/data/.*:|:pin_memory$")),
+)
 
 
 class MemoryOrigin(NamedTuple):
@@ -216,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def _frame(file: str, line: Any, name: str) -> tuple[str, Any, str]:
-    whole = _OF_PROFILE.fullmatch(name) if file == "none" else None
+    whole = FRAME.fullmatch(name) if file == "none" else None  # a snapshot made from a profile has it in the name
     if whole is not None:
         file, line, name = whole.groups()
     return printable(file.replace("\\", "/"), MOST_TEXT), printable(str(line)), printable(name, MOST_TEXT)

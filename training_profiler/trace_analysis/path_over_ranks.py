@@ -152,6 +152,7 @@ class _Join:
         moves = {"begin_ns": shift, "end_ns": shift, "called_ns": shift, "thread": threads}
         moves["name"] = _firsts([len(graph.names) for graph in graphs])
         moves["stream"] = _firsts([int(graph.works.stream.max(initial=-1)) + 1 for graph in graphs])
+        call_names = [name for graph in graphs for name in graph.call_names.values()]
         return Graph(
             tuple(name for graph in graphs for name in graph.names),
             _joined([graph.pieces for graph in graphs], moves),
@@ -162,13 +163,7 @@ class _Join:
             [item.before for item in items],
             [item.own_ns for item in items],
             [item.edges for item in items],
-            dict(
-                zip(
-                    self._moved("call_names"),
-                    (name for graph in graphs for name in graph.call_names.values()),
-                    strict=True,
-                )
-            ),
+            dict(zip(self._moved("call_names"), call_names, strict=True)),
             frozenset(self._moved("removable")),
             frozenset(self._moved("fixed")),
             sorted(range(len(items)), key=lambda item: (items[item].at_ns, items[item].rank)),

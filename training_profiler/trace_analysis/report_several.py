@@ -284,19 +284,11 @@ def _overview(traces: Sequence[Trace]) -> str:
     rows = []
     for trace in sorted(traces, key=lambda trace: trace.rank or 0) if are_ranks(traces) else traces:
         wall_ns = trace.scope.wall_ns
-        is_known = trace.has_gpu and wall_ns
-        shares = [
-            sum(getattr(part, key) for part in trace.scope.parts) / wall_ns if is_known else None for key in PARTS
-        ]
-        rows.append(
-            (
-                names[trace.path],
-                len(trace.steps),
-                ms(wall_ns),
-                percent(trace.scope.utilization if is_known else None),
-                *(percent(share) for share in shares),
-            )
-        )
+        shares: list[float | None] = [None] * (1 + len(PARTS))
+        if trace.has_gpu and wall_ns:
+            sums = [sum(getattr(part, key) for part in trace.scope.parts) for key in PARTS]
+            shares = [trace.scope.utilization, *(ns / wall_ns for ns in sums)]
+        rows.append((names[trace.path], len(trace.steps), ms(wall_ns), *map(percent, shares)))
     headers = ("", "steps", "time", "device\nbusy", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
     warned = [line for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]
     return "\n".join([table(headers, rows), *warned])

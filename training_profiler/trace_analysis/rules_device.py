@@ -122,6 +122,7 @@ def memory_low(analysis: Trace, _: float) -> Finding | None:
     return found(little, fix, part=part)
 
 
+MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"  # step by step, with all scores in memory
 LEAST_KERNELS: Final = 20  # fewer show nothing of a program
 MOST_NAMES: Final = 3  # that a finding lists
 MOST_NAME: Final = 50  # characters of each
@@ -217,7 +218,7 @@ def no_tensor_cores(analysis: Trace, _: float) -> Finding | None:
 @RULES.rule("math-attention", threshold=0.0, needs=(*TIMED, OPERATORS), work="products", fires=lambda *_: True)
 def math_attention(analysis: Trace, _: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
-    rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
+    rows = [row for row in analysis.operators if row.name == MATH_ATTENTION]
     if not rows or analysis.kernels.flash_ns:
         return None
     ns = sum(row.device_total_ns for row in rows)

@@ -10,6 +10,7 @@ from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Find
 from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import rules_device, rules_host  # noqa: F401
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OPTIMIZER
+from training_profiler.trace_analysis.rules_device import MATH_ATTENTION
 from training_profiler.trace_analysis.rules_registry import RULES
 from training_profiler.trace_analysis.trace import Trace
 
@@ -21,6 +22,7 @@ def checks(analysis: Trace) -> list[Check]:
     passes = None if phases.times_ns is None else analysis.share_of_device(phases.passes_ns)
     updates = analysis.phase_share(OPTIMIZER) if phases.optimizer_kernels else None
     copied_ns = analysis.transfers.exposed_ns if is_known and wall_ns else None  # that nothing hides
+    copied = None if copied_ns is None else copied_ns / wall_ns
     has_communication = communication_ns and analysis.has_durations
     hidden = 1 - analysis.exposed_communication_ns / communication_ns if has_communication else None
     is_all_reduce = {collective.kind for collective in analysis.collectives} == {"all_reduce"}
@@ -36,12 +38,7 @@ def checks(analysis: Trace) -> list[Check]:
         check("optimizer", "< 15%", updates, lambda share: share < 0.15),
         check("forward + backward dominate", "> 50%", passes, lambda share: share > 0.50),
         _flash(analysis),
-        check(
-            "CPU-GPU transfer gaps",
-            "< 1% of step time",
-            None if copied_ns is None else copied_ns / wall_ns,
-            lambda share: share < 0.01,
-        ),
+        check("CPU-GPU transfer gaps", "< 1% of step time", copied, lambda share: share < 0.01),
         check(overlap, "> 50%", hidden, lambda share: share > 0.50),
     ]
 
@@ -51,7 +48,7 @@ def _flash(analysis: Trace) -> Check:
     if analysis.kernels.flash_ns:
         return Check(what, target, PASS, f"{analysis.kernels.flash_ns / NS_PER_MS:.1f} ms")
     others = analysis.kernels.attention_ns and analysis.kernels.are_known
-    if analysis.uses_math_attention or others:
+    if others or any(row.name == MATH_ATTENTION for row in analysis.operators):
         return Check(what, target, FAIL, "none")
     return Check(what, target, UNKNOWN, "")
 

@@ -211,11 +211,8 @@ def pageable(analysis: Trace, _: float) -> Finding | None:
 @RULES.rule("allocations", threshold=0.01, needs=(OPERATORS,), is_measured=True)
 def allocations(analysis: Trace, _: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
-    ns, calls, longest_ns = (
-        analysis.waiting.allocation_ns,
-        analysis.waiting.allocations,
-        analysis.waiting.longest_allocation_ns,
-    )
+    waiting = analysis.waiting
+    ns, calls, longest_ns = waiting.allocation_ns, waiting.allocations, waiting.longest_allocation_ns
     is_cuda = analysis.has_graphs
     expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
     fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"

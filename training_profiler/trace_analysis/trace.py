@@ -290,11 +290,6 @@ class Trace(TracedEvents):
         ]
         return max(parts, default=None)
 
-    # Whether attention was computed step by step, with the whole score matrix in memory.
-    uses_math_attention = _of(
-        lambda trace: any(row.name == "aten::_scaled_dot_product_attention_math" for row in trace.operators)
-    )
-
     def without_events(self, *, with_graph: bool) -> "Trace":
         """Answer all questions now, and let go of the events; return the trace itself.
 

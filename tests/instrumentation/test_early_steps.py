@@ -31,21 +31,14 @@ class Training:
         self.total = 0.0
 
     def run(self, before=None, after=None, again=None, steps=STEPS):
-        for _ in range(steps):
-            x = torch.randn(3, 4)
+        def loss_of():
+            self.x = torch.randn(3, 4)
             if before is not None:
-                before(x)
-            output = self.model(x)
-            if again is not None:
-                output = output + again(x)
-            loss = output.square().mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            if after is not None:
-                after(x, loss)
-            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
-        return self.instrumented.instrumentation.program_facts()
+                before(self.x)
+            output = self.model(self.x)
+            return (output if again is None else output + again(self.x)).square().mean()
+
+        return self.instrumented.train(self.optimizer, loss_of, steps, after and (lambda loss: after(self.x, loss)))
 
 
 def without_grad(model):

@@ -48,16 +48,14 @@ def padding(instrumented):
     torch.manual_seed(0)
 
     def train(model, batch, steps=STEPS):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(steps):
-            optimizer.zero_grad()
+        def loss_of():
             arguments = batch()
             made = model(**arguments) if isinstance(arguments, dict) else model(*arguments)
-            made.square().mean().backward()
-            optimizer.step()
-            instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=False)
+            return made.square().mean()
+
+        facts = instrumented.train(torch.optim.SGD(model.parameters(), lr=0.01), loss_of, steps)
         assert torch._C._len_torch_function_stack() == 0
-        return instrumented.instrumentation.program_facts().padding
+        return facts.padding
 
     return train
 

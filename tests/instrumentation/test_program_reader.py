@@ -11,14 +11,11 @@ from training_profiler.model.program import ConvolutionFacts, OptimizerFacts
 
 
 def train(instrumented, optimizer, model, steps=3, autocast=False):
-    for _ in range(steps):
+    def loss_of():
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(torch.randn(8, 4)).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=False)
-    return instrumented.instrumentation.program_facts()
+            return model(torch.randn(8, 4)).float().square().mean()
+
+    return instrumented.train(optimizer, loss_of, steps)
 
 
 def test_optimizer_and_autocast_are_read_once(instrumented):
@@ -231,11 +228,7 @@ def test_the_order_of_convolutions_and_of_images_is_read(instrumented, is_model_
     if are_inputs_last:
         images = images.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD([each for each in layers.parameters() if each.requires_grad], lr=0.1)
-    for _ in range(3):
-        layers({"images": images}["images"]).square().mean().backward()
-        optimizer.step()
-        instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=False)
-    facts = instrumented.instrumentation.program_facts().convolutions
+    facts = instrumented.train(optimizer, lambda: layers(images).square().mean(), steps=3).convolutions
     assert facts == ConvolutionFacts(0 if is_model_last else 3, 3 if is_model_last else 0, are_inputs_last)
 
 

@@ -38,16 +38,12 @@ class Training:
 
     def run(self, model, loss_of=None, steps=STEPS):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(steps):
-            tokens = torch.randint(20, (BATCH, LENGTH))
-            optimizer.zero_grad()
-            (model(tokens).square().mean() if loss_of is None else loss_of(tokens)).backward()
-            optimizer.step()
-            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        loss_of = loss_of or (lambda tokens: model(tokens).square().mean())
+        facts = self.instrumented.train(optimizer, lambda: loss_of(torch.randint(20, (BATCH, LENGTH))), steps)
         hooks = nn.modules.module
         assert not hooks._global_forward_hooks
         assert not hooks._global_forward_pre_hooks
-        return self.instrumented.instrumentation.program_facts().recurrent
+        return facts.recurrent
 
 
 @pytest.fixture

@@ -124,11 +124,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
     def run(self, steps):
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            self.model(X).sum().backward()
-            self.optimizer.step()
-            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        self.instrumented.train(self.optimizer, lambda: self.model(X).sum(), steps)
 
     def evaluate(self, inside):
         self.model.eval()

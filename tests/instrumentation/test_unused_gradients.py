@@ -1,6 +1,7 @@
 """Gradients of parameters that no optimizer has are found in early steps of real torch."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -26,19 +27,14 @@ class Training:
         self.optimizer = torch.optim.SGD(self.student.parameters(), lr=0.1)
 
     def run(self, target=None, after=None, before=None, steps=STEPS):
-        for step in range(steps):
-            x = torch.randn(3, 4)
-            if before is not None:
-                x = before(x)
-            output = self.student(x)
-            loss = (output - (self.teacher(x) if target is None else target(x))).square().mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            if after is not None:
-                after(step)
-            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
-        return self.instrumented.instrumentation.program_facts().unused_gradients
+        number = itertools.count()
+
+        def loss_of():
+            x = torch.randn(3, 4) if before is None else before(torch.randn(3, 4))
+            return (self.student(x) - (target or self.teacher)(x)).square().mean()
+
+        after_step = after and (lambda loss: after(next(number)))
+        return self.instrumented.train(self.optimizer, loss_of, steps, after_step).unused_gradients
 
 
 @pytest.fixture

@@ -45,19 +45,14 @@ class Training:
 
     def run(self, besides=None, loss_of=None, model=None, steps=STEPS):
         self.model = model or self.model
-        parameters = self.model.parameters()
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-        for _ in range(steps):
+
+        def loss():
             x = torch.randn(3, 4)
             if besides is not None:
                 besides(x)
-            loss = self.model(x).square().mean() if loss_of is None else loss_of(x)
-            optimizer.zero_grad()
-            if loss.requires_grad:
-                loss.backward()
-            optimizer.step()
-            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
-        return self.instrumented.instrumentation.program_facts().unused_graphs
+            return self.model(x).square().mean() if loss_of is None else loss_of(x)
+
+        return self.instrumented.train(torch.optim.SGD(self.model.parameters(), lr=0.1), loss, steps).unused_graphs
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch.optim.swa_utils
 import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
+from training_profiler.model.program import ProgramFacts
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import Implementation
@@ -129,6 +130,21 @@ class InstrumentedTorch:
         self.run.recorder.release(at_ns)
         if self.at_step_ends is not None:
             self.at_step_ends()
+
+    def train(
+        self, optimizer: Any, loss_of: Callable[[], Any], steps: int = 30, after: Callable[[Any], object] | None = None
+    ) -> ProgramFacts:
+        """Return the facts of a program that trains: ``loss_of`` makes the loss of a step, which ``after`` gets."""
+        for _ in range(steps):
+            loss = loss_of()
+            optimizer.zero_grad()
+            if loss.requires_grad:
+                loss.backward()
+            optimizer.step()
+            if after is not None:
+                after(loss)
+            self.instrumentation.step_ended(self.steps, counts_flops=False)
+        return self.instrumentation.program_facts()
 
     def counts(self) -> dict[str, int]:
         """End the run and return the count of each section that occurred; its times add up."""

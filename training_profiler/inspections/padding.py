@@ -268,7 +268,7 @@ class Padding(Inspection):
 @contextlib.contextmanager
 def _following(operations: _Operations) -> Iterator[None]:
     """Have a mode of torch that runs each operation unchanged and adds it to ``operations``."""
-    overrides = sys.modules["torch"].overrides
+    torch = sys.modules["torch"]
 
     def follow(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, began_ns = kwargs or {}, perf_counter_ns()
@@ -277,8 +277,14 @@ def _following(operations: _Operations) -> Iterator[None]:
             operations.add(function, args, kwargs, result, perf_counter_ns() - began_ns)
         return result
 
-    with type("Following", (overrides.TorchFunctionMode,), {"__torch_function__": follow})():
+    mode = type("Following", (torch.overrides.TorchFunctionMode,), {"__torch_function__": follow})()
+    mode.__enter__()
+    try:
         yield
+    finally:  # the call of another thread may be left here, or the program may have entered another mode
+        count = torch._C._len_torch_function_stack()
+        if count and torch._C._get_function_stack_at(count - 1) is mode:
+            mode.__exit__(None, None, None)
 
 
 def _rows(positions: Any, of_shape: Shape, values: dict[Slot, float]) -> _Rows:

@@ -311,7 +311,8 @@ class RepeatedWeights(Inspection):
         self._weights, self._thread = self._names[id(module)], get_ident()
         with hooks_of_all(self._enters, self._leaves) if self._weights else contextlib.nullcontext():
             yield
-            self._all_ns[0] += yield
+            spent_ns = yield
+        self._all_ns[0] += spent_ns
 
     def backward_begins(self) -> None:
         """Handle the begin of a backward pass."""

@@ -12,10 +12,10 @@ from torch.utils.data._utils.pin_memory import _pin_memory_loop
 from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerSums, added
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling import loader_workers
 from training_profiler.sampling.loader_workers import (
     LEFT_OVER_S,
     MOST_FILE_BYTES,
-    MOST_FILES,
     Mailbox,
     WorkerCollector,
     has_later_batches,
@@ -57,14 +57,18 @@ def test_what_a_killed_worker_had_handed_over_stays_until_the_last_reading(
     assert not mailbox.folder.exists()
 
 
-def test_workers_of_many_passes_take_bounded_room_and_all_count(collector: WorkerCollector, mailbox: Mailbox) -> None:
+def test_workers_of_many_passes_take_bounded_room_and_all_count(
+    collector: WorkerCollector, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_workers, "MOST_FILES", 8)
     counts = LoaderCounts("0")
-    for worker in range(3 * MOST_FILES):
+    for worker in range(24):
         collector.add(counts, [worker])
         mailbox.write(worker, sums(1))
         collector.read()
     assert counts.workers is not None
-    assert (counts.workers.workers, counts.workers.batches) == (3 * MOST_FILES, 3 * MOST_FILES)
+    assert (counts.workers.workers, counts.workers.batches) == (24, 24)
+    assert len(collector._loaders[counts.loader_id]._latest) == 8
 
 
 def test_the_cost_in_the_workers_is_reported_after_the_end_too(collector: WorkerCollector, mailbox: Mailbox) -> None:

@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,45 +20,31 @@ class RunQueueWait(NamedTuple):
     own_ns: int  # the wait of the training thread itself
 
 
-class _ThreadFiles:
-    """Reads files of ``/proc/self/task`` below ``root``. Not thread-safe, except ``use_thread``."""
-
-    def __init__(self, root: Path) -> None:
-        self._tasks = root / "proc/self/task"
-        self._training = os.getpid()  # the id of the main thread, until the training thread is known
-
-    def use_thread(self, native_id: int) -> None:
-        """Read the figures of this thread from now on: the training thread."""
-        self._training = native_id
-
-    def _text(self, thread: int, name: str) -> str:
-        """Return a file of a thread; "" if the thread has ended, or the kernel has no such statistics."""
-        try:
-            return (self._tasks / str(thread) / name).read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return ""
-
-
-class RunQueue(_ThreadFiles):
-    """Reads ``schedstat`` of threads: time on a CPU, time waiting for one, and switches; ns.
+class RunQueue:
+    """Reads ``/proc/self/task/*/schedstat``: time on a CPU, time waiting for one, and switches; ns.
 
     An operation that torch splits among threads ends when the last of them ends, so a helper's wait holds the training
-    as well. Helpers are threads that Python did not start.
+    as well. Helpers are threads that Python did not start. Not thread-safe, except ``use_thread``.
     """
 
     def __init__(self, root: Path = Path("/"), python_threads: Callable[[], Iterable[int]] | None = None) -> None:
-        super().__init__(root)
+        self._tasks = root / "proc/self/task"
         self._python_threads = python_threads or _python_threads
+        self._training = os.getpid()  # the id of the main thread, until the training thread is known
         self._helpers: list[int] = []
         self._before: dict[int, tuple[int, int]] = {}  # thread -> time on a CPU, and waiting
         self._samples = 0
         self._search_at = 0
 
+    def use_thread(self, native_id: int) -> None:
+        """Read the wait of this thread from now on: the training thread."""
+        self._training = native_id
+
     def read(self) -> RunQueueWait | None:
         """Return the wait since the last call; None where it is unknown, as on the first call."""
         training = self._training
         if self._samples >= self._search_at:
-            self._search(training)
+            self._search()
         self._samples += 1
         now = {thread: figures for thread in (training, *self._helpers) if (figures := self._figures(thread))}
         before, self._before = self._before, now
@@ -74,29 +59,29 @@ class RunQueue(_ThreadFiles):
 
     def computing(self) -> int:
         """Return how many threads compute: the training thread, and others that Python did not start; 0 if unknown."""
-        own = self._figures(self._training)
-        others = self._threads() - {self._training, *_python_threads()}
-        ran = [figures[0] for thread in others if (figures := self._figures(thread)) is not None]
-        return 0 if own is None else 1 + sum(each >= COMPUTES * own[0] for each in ran)
+        own, ran = self._figures(self._training), self._ran(_python_threads())
+        return 0 if own is None else 1 + sum(each >= COMPUTES * own[0] for each in ran.values())
 
-    def _search(self, training: int) -> None:
+    def _search(self) -> None:
         """Choose the helpers: threads that Python did not start, with the most time on a CPU."""
         self._search_at = self._samples + min(max(1, self._samples), SAMPLES_PER_SEARCH)
-        others = self._threads() - {training, *self._python_threads()}
-        ran = {thread: figures[0] for thread in others if (figures := self._figures(thread)) is not None}
+        ran = self._ran(self._python_threads())
         self._helpers = sorted(ran, key=lambda thread: -ran[thread])[:MOST_HELPERS]
 
-    def _threads(self) -> set[int]:
+    def _ran(self, python_threads: Iterable[int]) -> dict[int, int]:
+        """Return the time on a CPU of each thread that Python did not start, without the training thread."""
         try:
-            return {int(name) for name in os.listdir(self._tasks)}
+            threads = {int(name) for name in os.listdir(self._tasks)} - {self._training, *python_threads}
         except (OSError, ValueError):  # not on this system
-            return set()
+            return {}
+        return {thread: figures[0] for thread in threads if (figures := self._figures(thread)) is not None}
 
     def _figures(self, thread: int) -> tuple[int, int] | None:
-        with suppress(ValueError):
-            ran, waited, *_ = self._text(thread, "schedstat").split()
+        try:
+            ran, waited, *_ = (self._tasks / str(thread) / "schedstat").read_text(encoding="ascii").split()
             return int(ran), int(waited)
-        return None
+        except (OSError, ValueError):  # the thread has ended, or the kernel has no such statistics
+            return None
 
 
 def _python_threads() -> list[int]:
@@ -115,13 +100,18 @@ class Faults(NamedTuple):
     kernel_s: float  # its CPU time in the kernel, which has all of this and its system calls; in 1/100 s
 
 
-class PageFaults(_ThreadFiles):
-    """Reads ``stat`` of the training thread."""
+class PageFaults:
+    """Reads ``/proc/self/task/TID/stat`` below ``root``. Not thread-safe, except ``use_thread``."""
 
     def __init__(self, root: Path = Path("/"), ticks_per_s: int | None = None) -> None:
-        super().__init__(root)
+        self._tasks = root / "proc/self/task"
         self._ticks_per_s = ticks_per_s or (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+        self._training = os.getpid()  # the id of the main thread, until the training thread is known
         self._before: tuple[int, list[int]] | None = None  # thread, and its counters
+
+    def use_thread(self, native_id: int) -> None:
+        """Read the faults of this thread from now on: the training thread."""
+        self._training = native_id
 
     def read(self) -> Faults | None:
         """Return what happened since the last call; None where it is unknown, as on the first call."""
@@ -134,7 +124,9 @@ class PageFaults(_ThreadFiles):
         return Faults(minor, major, ticks / self._ticks_per_s)
 
     def _counters(self, thread: int) -> list[int] | None:
-        fields = self._text(thread, "stat").rpartition(")")[2].split()
-        with suppress(ValueError, IndexError):
+        try:
+            text = (self._tasks / str(thread) / "stat").read_text(encoding="ascii", errors="replace")
+            fields = text[text.rindex(")") + 1 :].split()
             return [int(fields[at]) for at in (_MINOR, _MAJOR, _KERNEL_TICKS)]
-        return None
+        except (OSError, ValueError, IndexError):  # the thread has ended, or this is another system
+            return None

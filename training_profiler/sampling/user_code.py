@@ -211,25 +211,21 @@ def _as_prefix(folder: str) -> str:
 MOST_UNITS: Final = 400  # instructions that are searched for the function of a call, which its arguments follow
 
 _OF: Final = opcode.opmap
-
-
-def _codes(*names: str) -> frozenset[int]:
-    """Return the instructions of these names that this Python has."""
-    return frozenset(_OF[name] for name in names if name in _OF)
-
-
 _HAS_METHODS: Final = sys.version_info < (3, 12)  # an instruction for them; since then a bit of LOAD_ATTR marks them
 _UNIT: Final = 2  # bytes an instruction: its code and its argument
 _CACHE: Final = _OF["CACHE"]
 _EXTENDED: Final = _OF["EXTENDED_ARG"]
-_PLAIN_CALLS: Final = _codes("PRECALL", "CALL")  # no names or packed arguments
-_CALLS: Final = _PLAIN_CALLS | _codes("CALL_KW", "CALL_FUNCTION_EX")
+_PLAIN_CALLS: Final = frozenset(
+    _OF[name] for name in ("PRECALL", "CALL") if name in _OF
+)  # no names or packed arguments
+_CALLS: Final = _PLAIN_CALLS | frozenset(_OF[name] for name in ("CALL_KW", "CALL_FUNCTION_EX") if name in _OF)
 _NAME: Final = _OF["LOAD_NAME"]
 _METHOD: Final = _OF["LOAD_METHOD"] if _HAS_METHODS else -1
 _ATTRIBUTE: Final = _OF["LOAD_ATTR"]
 _GLOBAL: Final = _OF["LOAD_GLOBAL"]  # its lowest bit marks a function that is called
-_LOCALS: Final = _codes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
-_OF_PYTHON: Final = _codes("RESUME", "JUMP_BACKWARD")
+_LOCALS: Final = frozenset(_OF[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in _OF)
+
+_OF_PYTHON: Final = frozenset(_OF[name] for name in ("RESUME", "JUMP_BACKWARD"))
 
 # Functions in C of numbers, texts and containers: a call is as short as the instructions around it, and only the place
 # where these show. No method that tensors or queues have is among them.

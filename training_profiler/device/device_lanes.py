@@ -176,21 +176,12 @@ class PlacedSpan(NamedTuple):
     end_ns: int
 
 
-class _LaneSpan(NamedTuple):
-    """A span on the device's own clock, and when the host recorded its two ends."""
-
-    id: int
-    begin_ns: int
-    end_ns: int
-    host_begin_ns: int
-    host_end_ns: int
-
-
 class _Device:
     """The spans on one device. Its clock begins with the first event."""
 
     def __init__(self) -> None:
-        self.spans: dict[int, list[_LaneSpan]] = {}  # by the number of the step
+        # By the number of the step: spans on the device's clock, and how far that is behind the host's, at least.
+        self.spans: dict[int, list[tuple[PlacedSpan, int]]] = {}
         self._event: DeviceEvent | None = None  # read last
         self._event_ns = 0  # its time
         self._shift: tuple[int, int] | None = None  # to the host's clock, and the time of the step that showed it
@@ -212,14 +203,13 @@ class _Device:
         spans = self.spans.get(number)
         if not spans:
             return []
-        at_ns = min(span.begin_ns for span in spans)
-        # The device's clock is behind the host's, at least by this: nothing is reached before it is recorded.
-        shift_ns = max(max(each.host_begin_ns - each.begin_ns, each.host_end_ns - each.end_ns) for each in spans)
+        at_ns = min(span.begin_ns for span, _ in spans)
+        shift_ns = max(behind_ns for _, behind_ns in spans)
         if self._shift is not None:
             known_ns, known_at_ns = self._shift
             shift_ns = max(shift_ns, known_ns - round(DRIFT * abs(at_ns - known_at_ns)))
         self._shift = shift_ns, at_ns
-        return [PlacedSpan(span.id, span.begin_ns + shift_ns, span.end_ns + shift_ns) for span in spans]
+        return [PlacedSpan(span.id, span.begin_ns + shift_ns, span.end_ns + shift_ns) for span, _ in spans]
 
     def forget_event(self) -> None:
         """Free the event."""
@@ -255,7 +245,8 @@ class DeviceLanes:
         spans = device.spans.setdefault(number, [])
         if len(spans) < MOST_SPANS:
             at_ns = device.read(begin, self._clock)
-            spans.append(_LaneSpan(id, at_ns, at_ns + ns, begin_ns, end_ns))
+            behind_ns = max(begin_ns - at_ns, end_ns - at_ns - ns)  # nothing is reached before it is recorded
+            spans.append((PlacedSpan(id, at_ns, at_ns + ns), behind_ns))
 
     def of_step(self, number: int) -> Mapping[str, list[PlacedSpan]]:
         """Return the spans of a step by device; nothing where none is known."""

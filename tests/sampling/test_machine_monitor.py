@@ -126,7 +126,7 @@ def test_limit_above_the_host_memory_is_ignored(clock, host, tmp_path):
 
 def test_a_profiler_of_torch_is_noticed(reader):
     assert reader.sample().values["recorded"] == 0.0
-    with torch.autograd.profiler.profile():  # of torch's profilers the one that starts in milliseconds
+    with torch.autograd.profiler.profile():  # the profiler of torch that starts fastest
         assert reader.sample().values["recorded"] == 1.0
     assert reader.sample().values["recorded"] == 0.0
 

@@ -20,9 +20,8 @@ from training_profiler.ranks.message import message_interval_s
 from training_profiler.reports.hang import render_stacks
 from training_profiler.reports.layout import sentence
 from training_profiler.reports.ranks import of_ranks
-from training_profiler.sampling.frames import is_own_file
 from training_profiler.sampling.thread_stacks import FrameNames, is_stopped, parse_dump, stacks_by_signal
-from training_profiler.sampling.user_code import Places, places_of_this_process
+from training_profiler.sampling.user_code import Places, is_own_file, places_of_this_process
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.run_folder import read_meta
 from training_profiler.storage.run_reader import choose_run, is_still_running, journals_of_running

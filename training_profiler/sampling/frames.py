@@ -12,13 +12,11 @@ So all objects of a stack are made in a single call in C, with garbage collectio
 """
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from operator import call, methodcaller
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
@@ -26,9 +24,6 @@ from typing import Any, Final, Protocol
 COLLECTS_LATER: Final = sys.version_info >= (3, 12)
 DEPTHS: Final = (12, 32, 96, 288)  # of the stacks that are read; a deeper one is not read at all
 READS_PER_DEPTH: Final = 64  # then a shorter stack is expected again
-
-
-OWN_FOLDER: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 class Frame(Protocol):
@@ -52,11 +47,6 @@ def outwards(frame: Frame | None, most: int = sys.maxsize) -> Iterator[Frame]:
     while frame is not None and most > 0:
         yield frame
         frame, most = frame.f_back, most - 1
-
-
-def is_own_file(filename: str) -> bool:
-    """Return whether a file is the profiler's."""
-    return filename.startswith(OWN_FOLDER)
 
 
 class StackOfThread:

@@ -28,13 +28,15 @@ from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
 from training_profiler.model.snapshot import BETWEEN, CHECKS, PYTHON
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.frames import OWN_FOLDER, Frame, is_own_file, outwards
+from training_profiler.sampling.frames import Frame, outwards
 from training_profiler.sampling.user_code import (
+    OWN_FOLDER,
     ByInstruction,
     Instruction,
     UserCode,
     called_function,
     function_name,
+    is_own_file,
     is_short,
     line_of,
     places_of_this_process,

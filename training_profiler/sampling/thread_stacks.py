@@ -19,8 +19,15 @@ from training_profiler.base.text import printable
 from training_profiler.model.ranks import StackFrame
 from training_profiler.safety.fault_guard import OWN_THREADS
 from training_profiler.safety.files import Descriptor, identity, raised
-from training_profiler.sampling.frames import current_frames, is_own_file, outwards
-from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
+from training_profiler.sampling.frames import current_frames, outwards
+from training_profiler.sampling.user_code import (
+    Places,
+    UserCode,
+    function_name,
+    is_own_file,
+    line_of,
+    places_of_this_process,
+)
 
 NAME: Final = "training_profiler stacks"
 ANSWER_S: Final = 2.0  # for a dump, which takes milliseconds

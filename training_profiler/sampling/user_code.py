@@ -30,6 +30,7 @@ COMPILED: Final = re.compile(r"(?:^|/)(..)/c\1[a-z2-7]{49}\.py")
 # A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
 MOST_ENTRIES: Final = 5_000  # of a folder: it may be one of data
+OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ def places_of_this_process() -> Places:
     cwd = os.sep
     with suppress(OSError):  # it was deleted
         cwd = os.getcwd()
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # a source build is not in site-packages
     paths = sysconfig.get_paths()
     main = os.path.abspath(main) if isinstance(main, str) else None
@@ -65,7 +65,7 @@ def places_of_this_process() -> Places:
         cwd=cwd,
         standard_library=tuple(library | {os.path.realpath(path) for path in library}),
         search_path=search_path,
-        never=(package, os.path.dirname(torch)) if isinstance(torch, str) else (package,),
+        never=(OWN_FOLDER, os.path.dirname(torch)) if isinstance(torch, str) else (OWN_FOLDER,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
         has_typed_in=SPAWNED not in sys.orig_argv,
         cell_of=_cell_of,
@@ -194,6 +194,11 @@ class UserCode:
         yield from (os.path.relpath(path, folder) for folder in folders if _is_in(path, folder))
         yield os.path.join(*path.split(os.sep)[-2:])
         yield path
+
+
+def is_own_file(filename: str) -> bool:
+    """Return whether a file is the profiler's."""
+    return filename.startswith(OWN_FOLDER)
 
 
 def _is_in(path: str, folder: str) -> bool:

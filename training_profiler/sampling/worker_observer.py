@@ -28,13 +28,20 @@ from training_profiler.model.location import Location
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard, StopLock, closed_lock, handed_over_ns
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.frames import Frame, current_frames, is_own_file, outwards
+from training_profiler.sampling.frames import Frame, current_frames, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
 from training_profiler.sampling.loader_workers import Mailbox
 from training_profiler.sampling.repeated_samples import PassPrints
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import StackReader
-from training_profiler.sampling.user_code import Places, UserCode, function_name, line_of, places_of_this_process
+from training_profiler.sampling.user_code import (
+    Places,
+    UserCode,
+    function_name,
+    is_own_file,
+    line_of,
+    places_of_this_process,
+)
 
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _QUEUES: Final = ("/multiprocessing/queues.py", "/multiprocess/queues.py")

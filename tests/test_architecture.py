@@ -119,7 +119,6 @@ MAY_BE_ASSIGNED = {
 ALIKE = {
     ("EndLine", "Health"),  # a line of the journal has no count of dropped events
     ("Message", "ReceivedMessage"),  # its sequence becomes its age
-    ("StepLanes", "StepRow"),
     ("WorkerLine", "WorkerLineStats"),  # samples of a worker, shares of all of them
 }
 MAY_READ_THE_ENVIRONMENT = {"settings", "base", "bootstrap", "trials"}  # a trial's process gets one of its own

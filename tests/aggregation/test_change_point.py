@@ -1,14 +1,13 @@
 """"""
 
 import math
-import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.statistics.histogram import BIN_COUNT, BIN_RATIO, bins_of, count_durations, quantile_ns
+from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantile_ns
 from training_profiler.statistics.trend import MOST_POINTS, Series, change_point, trend
 
 
@@ -103,30 +102,15 @@ def test_a_flat_series_does_not_rise():
     assert (found.rise, found.p_value) == (0.0, 0.5)
 
 
-def test_a_falling_series_does_not_rise():
-    found = trend(points([2.0 - i / 200 for i in range(200)]))
-    assert found.rise < 0
-    assert found.p_value == 0.5
-
-
-def test_noise_is_not_a_rise():
-    noise = random.Random(1)
-    found = trend(points([1.0 + 0.1 * noise.random() for _ in range(200)]))
-    assert found.p_value > 0.001
-
-
 def test_one_outlier_does_not_move_the_trend():
     ys = [1.0] * 200
     ys[199] = 1e6
     assert trend(points(ys)).rise == 0.0
 
 
-def test_39_points_are_too_few():
-    assert trend(points([1.0] * 39)) is None
-
-
 def test_40_points_are_enough():
     assert trend(points([1.0] * 40)) is not None
+    assert trend(points([1.0] * 39)) is None
 
 
 def test_a_series_that_begins_at_zero_has_no_relative_rise():
@@ -180,12 +164,6 @@ def test_shrinking_memory_is_not_growth():
     assert growth.p_value == pytest.approx(0.5)
 
 
-def test_a_single_spike_moves_nothing():
-    values = [100.0] * 80
-    values[40] = 1e9
-    assert series_of(values).growth().bytes == 0
-
-
 def test_a_stopped_clock_shows_no_growth():
     assert series_of(range(60), every_s=0.0).growth() is None
 
@@ -223,35 +201,5 @@ def test_a_quantile_is_within_one_percent_of_the_nearest_rank(durations_ns, q):
     assert quantile_ns(histogram(durations_ns), q) == pytest.approx(exact, rel=0.01)
 
 
-def test_no_durations_have_no_quantile():
-    assert quantile_ns(np.zeros(BIN_COUNT, np.int64), 0.5) is None
-
-
-def test_durations_of_zero_share_the_first_bin():
-    assert bins_of(np.array([0, 1])).tolist() == [0, 0]
-
-
-def test_durations_of_months_share_the_last_bin():
-    assert bins_of(np.array([2**62])).tolist() == [BIN_COUNT - 1]
-
-
-@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=31))
-def test_few_durations_are_counted_in_the_bins_of_many(durations_ns):
-    counts = np.zeros(BIN_COUNT, np.int64)
-    count_durations(counts, durations_ns)
-    assert counts.tolist() == histogram(durations_ns).tolist()
-
-
-@pytest.mark.parametrize("bin_number", range(0, BIN_COUNT, 37))
-def test_durations_at_the_ends_of_a_bin_are_counted_in_it(bin_number):
-    about_ns = int(BIN_RATIO**bin_number)
-    durations_ns = [max(0, about_ns + off) for off in range(-3, 4)]
-    counts = np.zeros(BIN_COUNT, np.int64)
-    count_durations(counts, durations_ns)
-    assert counts.tolist() == histogram(durations_ns).tolist()
-
-
-def test_many_durations_are_counted_as_often_as_they_occur():
-    counts = np.zeros(BIN_COUNT, np.int64)
-    count_durations(counts, [5_000] * 100 + [7_000_000])
-    assert counts.tolist() == histogram([5_000] * 100 + [7_000_000]).tolist()
+def test_durations_below_the_first_bin_and_beyond_the_last_share_these():
+    assert bins_of(np.array([0, 1, 2**62])).tolist() == [0, 0, BIN_COUNT - 1]

@@ -17,12 +17,6 @@ def garbage_of(run: FakeRun) -> GarbageStats:
     return garbage
 
 
-def test_a_run_without_collections_has_no_stats() -> None:
-    run = collecting()
-    run.step(forward_pass=1)
-    assert run.snapshot().garbage is None
-
-
 def test_collections_are_counted_by_generation_and_step() -> None:
     run = collecting()
     for step in range(20):

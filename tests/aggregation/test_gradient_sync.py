@@ -119,12 +119,6 @@ def test_without_a_backward_section_nothing_is_moved(run):
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_fully_hidden_sync_adds_no_synchronization(run):
-    run.step(backward_pass=5)
-    add_sync(run, exchanged(0, hidden_s=2))
-    assert "synchronization" not in run.snapshot().sections
-
-
 def test_sync_of_warmup_steps_is_left_out_with_them(run):
     run.step(backward_pass=50)
     run.steps(19, backward_pass=3)

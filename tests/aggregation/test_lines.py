@@ -43,16 +43,6 @@ def test_a_sample_belongs_to_the_innermost_section():
     assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
 
 
-def test_samples_in_validation_are_separate_from_training():
-    run = FakeRun()
-    with run.section("validation_epoch"), run.section("forward_pass"):
-        run.clock.advance(1)
-        run.sample_line(MODEL)
-        run.clock.advance(1)
-    run.clock.advance(1)
-    assert attributed(run) == {("validation_epoch/forward_pass", MODEL): 1}
-
-
 def test_the_profilers_own_time_has_no_lines():
     run = FakeRun()
     with run.recorder.own_section(PROFILER):
@@ -372,12 +362,6 @@ def test_with_a_short_warmup_all_lines_count():
     assert snapshot.step.warmup_count == 1
     assert snapshot.settled_lines == {}
     assert [line.line for line in snapshot.lines_of_steps(OTHER)] == [3, 9]
-
-
-def test_without_warmup_all_lines_count():
-    run = trained(once=5, warmup=0)
-    assert run.snapshot().settled_lines == {}
-    assert "train.py:3 prepare" in unexplained(run) or "train.py:9 update" in unexplained(run)
 
 
 def test_a_journal_has_the_same_lines(tmp_path):

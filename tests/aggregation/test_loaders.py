@@ -175,19 +175,6 @@ def counts_of(*numbers, batches=1):
     return counts
 
 
-def test_times_belong_to_the_loader_of_the_batch():
-    run = LoaderRun()
-    run.batch(1, data=1, forward=2, backward=3)
-    run.batch(2, data=10, forward=20, backward=30)
-    run.spend("optimizer_step", 5)
-    run.flush()
-    first, second = loader_stats(counts_of(1, 2), run.sums.run.loaders)
-    assert (first.data_avg_s, first.forward_avg_s, first.backward_avg_s, first.optimizer_avg_s) == (1, 2, 3, None)
-    assert (second.data_avg_s, second.forward_avg_s, second.backward_avg_s, second.optimizer_avg_s) == (10, 20, 30, 5)
-    assert (first.batch_wait_avg_s, second.batch_wait_avg_s) == (None, 15)
-    assert (first.proportion, first.wait_s, first.samples) == (0.5, 1, 4)
-
-
 def test_fetches_on_other_threads_belong_to_no_loader():
     run = LoaderRun()
     run.recorder.thread_id()

@@ -68,30 +68,11 @@ def test_a_profiler_of_torch_counts_in_settled_steps_alone():
     assert sums.stats().recorded == Level(0.5, 1.0, 1.0)
 
 
-def test_without_samples_there_are_no_stats():
-    assert MachineSums().stats() is None
-
-
-def test_a_quantity_has_mean_highest_and_last():
-    stats = sums_of(
-        sample(0, ram_process_bytes=10), sample(1, ram_process_bytes=40), sample(2, ram_process_bytes=22)
-    ).stats()
-    assert stats.ram_process_bytes == Level(24, 40, 22)
-    assert (stats.samples, stats.cores, stats.host_cores, stats.ram_host_total_bytes) == (3, 2.0, 8, 1000)
-
-
 def test_a_rate_counts_by_the_time_it_was_measured_over():
     stats = sums_of(
         sample(1, {"cpu_process": 1.0}, cpu_process=2), sample(4, {"cpu_process": 3.0}, cpu_process=1)
     ).stats()
     assert stats.cpu_process == Level(1.25, 2, 1)
-
-
-def test_missing_quantities_are_unknown():
-    stats = sums_of(sample(0, ram_share=0.5)).stats()
-    assert stats.cpu_process is None
-    assert stats.ram_limit_bytes is None
-    assert stats.ram_growth is None
 
 
 def test_accelerators_are_sorted_by_index():
@@ -108,13 +89,6 @@ def test_sums_of_stretches_add_up():
         added.add(sums_of(*samples[begin : {0: 10, 10: 25, 25: 40}[begin]]))
     assert added.stats() == sums_of(*samples).stats()
     assert added.stats().ram_growth.bytes == 93
-
-
-def test_an_interval_has_its_own_peak():
-    run, first, second = MachineSums(), sums_of(sample(0, ram_share=0.9)), sums_of(sample(1, ram_share=0.3))
-    run.add(first)
-    run.add(second)
-    assert [sums.stats().ram_share.max for sums in (first, second, run)] == [0.9, 0.3, 0.9]
 
 
 def test_growth_covers_memory_only_and_is_optional():

@@ -33,17 +33,6 @@ def test_shares_add_up_to_one(run):
     }
 
 
-def test_section_stats_match_their_spans(run):
-    for seconds in (1, 2, 6):
-        run.step(a=seconds)
-    section = run.snapshot().sections["a"]
-    assert (section.count, section.total_s, section.avg_s, section.min_s, section.max_s) == (3, 9.0, 3.0, 1.0, 6.0)
-    assert section.std_s == pytest.approx(7**0.5)
-    assert (section.min_step, section.max_step) == (1, 3)
-    assert section.p50_s == pytest.approx(2.0, rel=0.01)
-    assert section.p99_s == pytest.approx(6.0, rel=0.01)
-
-
 def test_quantiles_stay_between_the_extremes(run):
     for _ in range(3):
         run.spend("a", 0.123)
@@ -102,17 +91,6 @@ def test_calls_without_gradients_belong_to_rollouts_if_their_time_may(run, targe
         assert run.snapshot().sections["forward_without_grad"].parent == parent
 
 
-def test_validation_makes_no_step_longer(run):
-    run.step(forward_pass=1)
-    with run.section("validation_epoch"):
-        run.spend("forward_pass", 5)
-    run.step(forward_pass=1)
-    snapshot = run.snapshot()
-    assert (snapshot.step.count, snapshot.step.total_s) == (2, 2.0)
-    assert snapshot.sections["forward_pass"].total_s == 2.0
-    assert snapshot.sections["validation_epoch/forward_pass"].total_s == 5.0
-
-
 def test_a_section_only_in_validation_has_its_plain_name(run):
     with run.section("validation_epoch"):
         run.spend("accuracy", 5)
@@ -138,15 +116,6 @@ def test_an_open_section_in_validation_leaves_the_row_of_its_name_in_training_al
         sections = run.snapshot().sections
     assert (sections["augment"].count, sections["augment"].self_s) == (3, 3.0)
     assert (sections["validation_epoch/augment"].count, sections["validation_epoch/augment"].self_s) == (0, 5.0)
-
-
-def test_building_the_model_is_outside_steps(run):
-    run.spend("build_model", 10)
-    run.step(data_loading=1, forward_pass=1)
-    snapshot = run.snapshot()
-    assert snapshot.step.total_s == 2.0
-    assert snapshot.sections["build_model"].step_self_s == 0.0
-    assert snapshot.step.before_s == 10.0
 
 
 STEP, REST, VALIDATED = ("step", 1.0), ("rest", 1.0), ("validation_epoch", 1.0)
@@ -191,40 +160,6 @@ def test_the_training_ends_with_its_last_step_and_what_follows_each_epoch(run, p
     assert run.sums.snapshot(Health(), of_interval=True).after_training_s == 0.0
 
 
-def test_work_after_the_last_step_of_an_epoch_is_outside_steps(run):
-    run.begin_epoch(1)
-    run.step(forward_pass=1)
-    run.spend("forward_pass", 5)
-    run.end_epoch()
-    snapshot = run.snapshot()
-    assert snapshot.sections["forward_pass"].step_total_s == 1.0
-    assert snapshot.share_of_step("forward_pass") == 1.0
-
-
-def test_a_step_counts_when_it_ends(run):
-    run.step(forward_pass=1)
-    run.spend("forward_pass", 2)
-    assert run.snapshot().sections["forward_pass"].step_total_s == 1.0
-    run.step()
-    assert run.snapshot().sections["forward_pass"].step_total_s == 3.0
-
-
-def test_a_nested_section_counts_for_its_parents_share(run):
-    for _ in range(2):
-        with run.section("forward_pass"):
-            run.clock.advance(1)
-            run.spend("attention", 2)
-        run.step(optimizer_step=1)
-    snapshot = run.snapshot()
-    assert snapshot.share_of_step("forward_pass") == 0.75
-    assert snapshot.share_of_step("attention") == 0.5
-
-
-def test_the_share_of_a_missing_section_is_unknown(run):
-    run.step(forward_pass=1)
-    assert run.snapshot().share_of_step("data_loading") is None
-
-
 def test_configured_warmup_is_left_out_of_averages_only():
     run = FakeRun(warmup=2)
     for seconds in (9, 8, 1, 3):
@@ -256,13 +191,6 @@ def test_the_section_that_makes_steps_uneven_is_named(run):
     for i in range(40):
         run.step(data_loading=3 if i % 4 == 0 else 1, forward_pass=1)
     assert run.snapshot().step.explained == {"data_loading": pytest.approx(1.0)}
-
-
-def test_a_run_without_steps_has_no_step_stats(run):
-    run.spend("a", 1)
-    snapshot = run.snapshot()
-    assert (snapshot.steps, snapshot.step) == (0, None)
-    assert "(outside steps)" not in snapshot.sections
 
 
 def test_a_report_interval_has_its_own_steps_and_time(run):
@@ -346,14 +274,6 @@ def run_of(steps, step_s=0.5, batches=None, samples=None, flops=None, **options)
     totals = run.accumulator.totals
     totals.batches, totals.samples, totals.flops = batches, samples, flops
     return run
-
-
-def test_steps_alone():
-    assert run_of(20).snapshot().throughput == Throughput(steps_per_s=2.0)
-
-
-def test_without_steps_there_is_none():
-    assert FakeRun().snapshot().throughput is None
 
 
 @pytest.mark.parametrize(
@@ -472,11 +392,6 @@ def test_what_a_section_says_of_the_time_before_the_first_step_is_kept():
     run.step(data_loading=0.5)
     assert {part.name for part in run.snapshot().startup.parts[:2]} == {"imports", "validation_epoch"}
     assert ", validation_epoch 5.00 s (train.py:12 main), " in startup_lines(run.snapshot())[0]
-
-
-def test_a_run_without_steps_is_explained_as_a_whole():
-    startup = run_with_startup().snapshot().startup
-    assert (startup.total_s, startup.has_steps, startup.parts[0].name) == (10.0, False, "imports")
 
 
 def test_sections_of_a_run_without_steps_have_their_exact_time():

@@ -47,15 +47,6 @@ def run() -> WatchedRun:
     return WatchedRun()
 
 
-@pytest.mark.parametrize("manual", STEP_PARTS)
-def test_inferred_events_inside_manual_step_parts_are_dropped(run, manual):
-    with run.section(manual):
-        for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
-            run.infer(name)
-        run.infer("forward_pass", code=TIME_ONLY)
-    assert run.stats()[0] == {manual: 1}
-
-
 def test_a_discarded_exit_goes_with_its_enter(run):
     with run.section("data_loading"):
         run.note("data_loading")

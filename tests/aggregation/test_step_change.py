@@ -49,10 +49,11 @@ def test_what_the_machine_did_is_known_for_both_sides():
     assert (before.cpu_wait.mean, after.cpu_wait.mean) == (0.0, pytest.approx(0.6))
 
 
-def test_even_steps_have_no_change():
+def test_even_steps_have_neither_a_change_nor_halves():
     run = FakeRun()
     trained(run, slow_s=0.0)
-    assert run.snapshot().step.change is None
+    step = run.snapshot().step
+    assert (step.change, step.halves) == (None, None)
 
 
 def test_long_run_is_kept_in_bounded_memory():
@@ -112,9 +113,3 @@ def test_steps_that_rise_without_a_jump_have_two_halves():
     finding = slowing_down(run.snapshot())
     assert ", compared before and after step 201; 100% of that is in no section (" in finding.message
     assert ", above all train.py:19 mean (" in finding.message
-
-
-def test_even_steps_have_no_halves():
-    run = FakeRun()
-    trained(run, slow_s=0.0)
-    assert run.snapshot().step.halves is None

@@ -9,7 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation import step_spans
 from training_profiler.aggregation.span_matching import OUTSIDE, StepTimeline, read_events
 from training_profiler.aggregation.step_spans import FIRST, LAST, SLOW
-from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
+from training_profiler.recording.event_codes import EPOCH_BEGIN, LOOP_BEGIN, STEP_END
 
 S = 1_000_000_000
 
@@ -30,25 +30,6 @@ def spans_of(run, step, thread=0):
     names = [run.names.names[id] for id in lane.ids.tolist()]
     times = (((column - step.bounds.begin_ns) / S).tolist() for column in (lane.begin_ns, lane.end_ns))
     return sorted(zip(names, *times, strict=True), key=lambda span: (span[1], -span[2]))
-
-
-def nested_step(run, seconds=1.0):
-    with run.section("forward_pass"):
-        run.clock.advance(0.25 * seconds)
-        run.spend("attention", 0.5 * seconds)
-        run.clock.advance(0.25 * seconds)
-    run.clock.advance(seconds)
-    run.step()
-
-
-def test_a_step_has_its_nested_spans_at_their_times():
-    run = FakeRun(warmup=0)
-    nested_step(run)
-    nested_step(run)
-    first, second = pop(run)
-    assert spans_of(run, first) == [("forward_pass", 0.0, 1.0), ("attention", 0.25, 0.75)]
-    assert spans_of(run, second) == spans_of(run, first)
-    assert (second.bounds.begin_ns, second.bounds.duration_ns) == (first.bounds.end_ns, 2 * S)
 
 
 @pytest.mark.parametrize(("warmup", "expected"), [(None, [1, 11, 12]), (0, [1, 2]), (5, [1, 6, 7])])
@@ -96,22 +77,6 @@ def test_the_last_steps_are_written_at_the_end_and_none_twice():
     assert numbers(pop(run)) == []
     assert numbers(pop(run, is_last=True)) == [(6, LAST), (7, LAST)]
     assert numbers(pop(run, is_last=True)) == []
-
-
-def test_a_step_over_several_drains_is_whole():
-    run = FakeRun(warmup=0)
-    run.step(forward_pass=1.0)
-    run.spend("data_loading", 1.0)
-    run.drain()
-    with run.section("forward_pass"):
-        run.clock.advance(1.0)
-        run.drain()
-        run.spend("attention", 1.0)
-        run.drain()
-    run.step()
-    _, second = pop(run)
-    assert spans_of(run, second) == [("data_loading", 0.0, 1.0), ("forward_pass", 1.0, 3.0), ("attention", 2.0, 3.0)]
-    assert second.bounds.end_ns - second.bounds.begin_ns == 3 * S
 
 
 def test_the_step_after_an_epoch_begins_with_the_next_epoch():
@@ -248,57 +213,8 @@ def test_what_is_kept_is_what_was_recorded_whatever_the_drains():
         assert sorted((run.names.names[id], begin, end) for id, begin, end in rows) == truth[step.bounds.number]
 
 
-def test_without_steps_nothing_is_kept():
-    run = FakeRun()
-    for _ in range(100):
-        run.spend("forward_pass", 1.0)
-        run.drain()
-    assert pop(run, is_last=True) == []
-
-
 def cut_pieces(timeline, marks, until_ns, first_section_ns=None):
     return timeline.cut(read_events([ns for kind, at_ns in marks for ns in (at_ns, kind)]), first_section_ns, until_ns)
-
-
-def cut(timeline, marks, until_ns, first_section_ns=None):
-    cuts = cut_pieces(timeline, marks, until_ns, first_section_ns)
-    return list(zip(cuts.ends_ns.tolist(), cuts.steps.tolist(), strict=True))
-
-
-EPOCH = [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)]
-TIMELINES = {
-    "without marks all time is outside": ((), [], [(100, OUTSIDE)]),
-    "a step without sections is a step": ((), [(STEP_END, 50), (STEP_END, 70)], [(50, 0), (70, 1), (100, 2)]),
-    "steps continue in the next batch": (EPOCH[:2], [(STEP_END, 80)], [(80, 1), (100, 2)]),
-    "the next epoch continues the count": (
-        EPOCH,
-        [(EPOCH_BEGIN, 70), (STEP_END, 80)],
-        [(70, OUTSIDE), (80, 1), (100, 2)],
-    ),
-}
-
-
-@pytest.mark.parametrize("claim", TIMELINES)
-def test_time_is_cut_at_marks(claim):
-    earlier, marks, expected = TIMELINES[claim]
-    timeline = StepTimeline()
-    if earlier:
-        cut(timeline, earlier, 65)
-    assert cut(timeline, marks, 100) == expected
-
-
-@pytest.mark.parametrize(("marks", "begin_ns"), [([], 20), ([(EPOCH_BEGIN, 10)], 10)], ids=["section", "epoch"])
-def test_the_first_step_begins_with_its_epoch_or_the_first_section(marks, begin_ns):
-    found = cut(StepTimeline(), [*marks, (STEP_END, 50)], 100, first_section_ns=20)
-    assert found == [(begin_ns, OUTSIDE), (50, 0), (100, 1)]
-
-
-def test_time_after_the_last_step_of_an_epoch_is_outside():
-    timeline = StepTimeline()
-    cuts = cut_pieces(timeline, EPOCH, 100)
-    assert cuts.not_steps == [2]
-    assert cuts.steps.tolist() == [OUTSIDE, 0, 1, OUTSIDE]
-    assert timeline.steps == 1
 
 
 def test_the_loop_may_begin_again_before_the_first_step_ends():
@@ -311,7 +227,7 @@ def test_the_loop_may_begin_again_before_the_first_step_ends():
 
 def test_the_loop_may_begin_again_after_a_drain():
     timeline = StepTimeline()
-    cut(timeline, [], 30, first_section_ns=10)
+    cut_pieces(timeline, [], 30, first_section_ns=10)
     cuts = cut_pieces(timeline, [(LOOP_BEGIN, 40), (STEP_END, 50)], 60)
     assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([0, 0, 1], [0], 40)
 

@@ -154,7 +154,7 @@ def test_duplicate_keys_and_columns_of_later_versions_do_no_harm(tmp_path):
 def test_a_pending_interval_counts_only_if_it_is_the_last(tmp_path):
     pending = {**INTERVAL, "kind": "pending", "end_ns": 2 * 10**9, "begin_ns": 10**9, "step_ns": [1]}
     later = {**INTERVAL, "begin_ns": 10**9, "end_ns": 3 * 10**9, "step_ns": [1, 2]}
-    write(tmp_path, INTERVAL, pending, later, {"kind": "lost", "intervals": 2})
+    write(tmp_path, INTERVAL, pending, later, *[{"kind": "lost", "intervals": 1}] * 2)
     snapshot = rendered(tmp_path)
     assert (snapshot.steps, snapshot.wall_s) == (2, 3.0)
     assert "2 intervals not written: the disk did not respond for too long" in snapshot.health.notes

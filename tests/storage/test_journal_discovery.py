@@ -18,9 +18,7 @@ from training_profiler.storage.journal_discovery import (
     is_running,
     is_same_launch,
     is_surely_another,
-    launch_from_data,
     read_end,
-    read_head,
     select_journals,
     this_launch,
 )
@@ -202,16 +200,6 @@ def test_different_parents_do_not_prove_another_launch():
     assert not is_surely_another(LaunchId(torchrun="x"), LaunchId())
 
 
-def test_a_launch_survives_json():
-    launch = LaunchId("a", "x", "1.0", 7, 100.5)
-    assert launch_from_data(launch._asdict()) == launch
-
-
-@pytest.mark.parametrize("data", [None, [], "x", 3, {}, {"host": 3, "torchrun": [], "parent_pid": "7"}])
-def test_garbage_gives_an_unknown_launch(data):
-    assert launch_from_data(data) == LaunchId()
-
-
 def test_this_process_has_its_parent_s_launch():
     launch = this_launch(Launch(run_id="x", job="1.0"))
     assert (launch.host, launch.torchrun, launch.job) == (socket.gethostname(), "x", "1.0")
@@ -274,16 +262,6 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(len(line)) or json.loads(line))
     assert read_end(path, "rank", number).value == 5
     assert looked_at == [26]
-
-
-def test_the_head_is_the_first_line_of_a_journal(tmp_path):
-    path = tmp_path / "rank0.jsonl"
-    write(path, {"kind": "begin", "rank": 3}, {"kind": "end"})
-    assert read_head(path) == {"kind": "begin", "rank": 3}
-    write(path, {"kind": "begin", "rank": 3}, ending="")
-    assert read_head(path) is None
-    write(path, {"kind": "end"})
-    assert read_head(path) is None
 
 
 @pytest.mark.usefixtures("small_tail")

@@ -181,13 +181,6 @@ def test_device_time_reads_back(tmp_path, monkeypatch):
     assert live.device.spans == sum(section.device_count for section in live.sections.values())
 
 
-def test_a_journal_of_a_version_without_device_time_is_read(tmp_path):
-    run = journal_in(tmp_path)
-    train(run)
-    assert '"device' not in (tmp_path / JOURNAL).read_text()
-    assert read_run(tmp_path).device is None
-
-
 def early(line):
     """Return a line as an earlier version wrote it."""
     later = ("by_loader", "lines", "step_lines", "machine", "batches", "samples", "flops", "slow_steps")
@@ -226,13 +219,6 @@ def test_a_closed_journal_ignores_further_lines(tmp_path):
     assert (tmp_path / JOURNAL).read_text() == before
 
 
-def test_a_killed_run_has_a_note(tmp_path):
-    train(journal_in(tmp_path))
-    assert read_run(tmp_path).health.notes == (
-        "the run did not come to its end (or still runs): what followed the last interval is missing",
-    )
-
-
 def test_an_epoch_cut_by_a_kill_is_not_complete(tmp_path):
     run = journal_in(tmp_path)
     run.begin_epoch(1)
@@ -240,16 +226,6 @@ def test_an_epoch_cut_by_a_kill_is_not_complete(tmp_path):
     run.flush()
     (epoch,) = read_run(tmp_path).epochs
     assert (epoch.number, epoch.steps, epoch.is_complete) == (1, 1, False)
-
-
-def test_a_run_that_was_killed_while_its_first_interval_was_written_has_no_steps_yet(tmp_path):
-    train(journal_in(tmp_path))
-    path = tmp_path / JOURNAL
-    begin, first = path.read_bytes().splitlines(keepends=True)[:2]
-    path.write_bytes(begin + first[:100])
-    read = read_run(tmp_path)
-    assert (read.steps, read.wall_s) == (0, 0.0)
-    assert "1 torn line in the journal left out" in read.health.notes
 
 
 def test_a_torn_last_line_is_left_out_with_a_note(tmp_path):
@@ -339,29 +315,6 @@ def test_the_last_pending_interval_counts(run, tmp_path):
     assert (snapshot.steps, snapshot.wall_s, snapshot.open_sections) == (1, 7.0, ("forward_pass",))
     assert sum(section.self_s for section in snapshot.sections.values()) == pytest.approx(7.0)
     run.journal.close(Health(), None)
-
-
-def test_a_pending_interval_that_is_covered_again_does_not_count(run, tmp_path):
-    with run.section("forward_pass"):
-        run.clock.advance(2.0)
-        write_pending(run)
-    run.flush()
-    run.journal.close(Health(), None)
-    snapshot = read_run(tmp_path)
-    assert (snapshot.wall_s, snapshot.sections["forward_pass"].count, snapshot.open_sections) == (3.0, 2, ())
-
-
-def test_lost_intervals_are_counted(run, tmp_path):
-    lines = JournalLines(run.names)
-    run.journal.append(lines.lost(2))
-    run.journal.append(lines.lost(1))
-    run.journal.close(Health(), None)
-    assert any("3 intervals not written" in note for note in read_run(tmp_path).health.notes)
-    assert [json.loads(line)["kind"] for line in (tmp_path / "rank0.jsonl").read_text().splitlines()][-3:] == [
-        "lost",
-        "lost",
-        "end",
-    ]
 
 
 US = 1_000

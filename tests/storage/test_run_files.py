@@ -17,7 +17,7 @@ from training_profiler.storage.journal import BufferedLines, line_of
 from training_profiler.storage.journal_discovery import LaunchId
 from training_profiler.storage.journal_lines import EpochBeginLine, LostLine
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_folder import META, make_run_folder, run_ending, run_named, write_json
+from training_profiler.storage.run_folder import META, run_ending, run_named, write_json
 
 RUN = "20261121-142530"
 LAUNCH = LaunchId("node0", parent_pid=41, parent_start_s=1000.0)
@@ -330,18 +330,6 @@ def test_a_run_goes_on_in_the_folder_that_it_opened_and_says_so_once(tmp_path, t
     assert len(swapped_notes(first)) == 1
 
 
-def test_the_folder_around_a_run_may_be_another_one_too(tmp_path, theirs):
-    first = Process(tmp_path / "runs", 0).flush()
-    (tmp_path / "runs").rename(tmp_path / "aside")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / RUN).symlink_to(theirs)
-    first.files.append(line_of(LostLine(1)), first.who, None)
-    first.files.write_report("text", DATA)
-    first.close()
-    assert names_in(tmp_path / "aside" / RUN) == ["meta.json", "rank0.jsonl", "report.json", "report.txt"]
-    assert len(swapped_notes(first)) == 1
-
-
 def test_discarding_a_run_removes_its_own_files_alone(tmp_path, theirs):
     first = Process(tmp_path / "runs", 0).flush()
     aside = put_aside(first.files.folder, theirs)
@@ -355,16 +343,6 @@ def test_a_folder_that_is_another_one_by_now_is_not_moved(tmp_path, theirs):
     first.files.reconfigure(replace(first.files.settings, dir=str(tmp_path / "others"), name="a"))
     assert not (tmp_path / "others").exists()
     assert first.flush().files.folder == tmp_path / "runs" / RUN
-
-
-def test_another_rank_writes_to_the_folder_that_it_joined(tmp_path, theirs):
-    other = Process(tmp_path / "runs", 3)
-    other.files.run_name = RUN
-    other.flush()
-    aside = put_aside(other.files.folder, theirs)
-    other.flush().close()
-    assert names_in(aside) == ["meta-rank3.json", "rank3.jsonl"]
-    assert len(swapped_notes(other)) == 1
 
 
 def test_a_later_attempt_joins_no_link(tmp_path, theirs):
@@ -412,11 +390,6 @@ def make_run(parent: Path, stamp: str, name: str, settings: dict[str, str] | Non
     folder.mkdir(parents=True)
     write_json(folder / META, {"settings": {"name": name} if settings is None else settings})
     return folder
-
-
-def test_name_is_the_end_of_the_folder(tmp_path: Path) -> None:
-    assert make_run_folder(tmp_path, run_ending("lr-3")).name.endswith("-lr-3")
-    assert len(make_run_folder(tmp_path, run_ending(Settings().name)).name) == len("20261121-142530")
 
 
 def test_newest_run_of_a_name_is_found(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from training_profiler.storage.run_folder import (
     describe_git,
     describe_process,
     earlier_run,
-    journal_name,
     make_run_folder,
     masked,
     program_in,
@@ -25,10 +24,6 @@ from training_profiler.storage.run_folder import (
 @pytest.fixture(autouse=True)
 def one_second(monkeypatch):
     monkeypatch.setattr(run_folder.time, "strftime", lambda form: "20261121-142530")
-
-
-def test_a_run_folder_is_named_after_the_time(tmp_path):
-    assert make_run_folder(str(tmp_path / "runs")) == tmp_path / "runs" / "20261121-142530"
 
 
 def test_a_second_run_in_the_same_second_gets_a_number(tmp_path):
@@ -73,10 +68,6 @@ def test_the_program_of_a_command_can_be_typed_again():
         ("pkg.train", "-m pkg.train --n 1"),
         *[(None, None)] * 4,
     ]
-
-
-def test_each_rank_has_a_journal():
-    assert journal_name(3) == "rank3.jsonl"
 
 
 def test_the_command_line_is_described_without_secrets(monkeypatch):
@@ -227,6 +218,8 @@ def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
     "command",
     [
         ["train.py"],
+        ["--token="],
+        ["--use-auth-token", "--lr", "1e-3"],
         ["-m", "package.train"],
         ["--lr", "1e-3"],
         ["--lr=1e-3"],
@@ -266,11 +259,3 @@ def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
 )
 def test_harmless_words_stay_readable(command):
     assert masked(command) == command
-
-
-def test_a_flag_without_a_value_hides_no_option_after_it():
-    assert masked(["--use-auth-token", "--lr", "1e-3"]) == ["--use-auth-token", "--lr", "1e-3"]
-
-
-def test_an_empty_value_stays_empty():
-    assert masked(["--token="]) == ["--token="]

@@ -99,13 +99,6 @@ def test_a_file_that_changed_since_is_not_shown(tmp_path):
     assert read(tmp_path, [("train.py", 5)], digests) == ({}, {"train.py": CHANGED})
 
 
-def test_a_file_that_only_got_another_time_is_shown(tmp_path):
-    written(tmp_path)
-    digests = recorded(tmp_path, "train.py")
-    os.utime(tmp_path / "train.py")
-    assert read(tmp_path, [("train.py", 5)], digests).lines
-
-
 def test_files_that_a_foreign_run_names_are_not_shown(tmp_path):
     """Its meta.json and its journal may have any content; only who has a file knows its digest."""
     written(tmp_path, "private.py")

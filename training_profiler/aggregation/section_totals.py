@@ -14,6 +14,7 @@ from training_profiler.base.sections import (
     WITHIN,
     SectionNames,
 )
+from training_profiler.model.interval import SectionRecord
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.statistics.arrays import Bools, Floats, Ints, sums_by
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
@@ -151,19 +152,7 @@ def _are_pairs(codes: Ints, kept: Bools) -> bool:
 
 
 NEVER = np.iinfo(np.int64).max
-ADDED = (
-    "count",
-    "total_ns",
-    "self_ns",
-    "elsewhere_ns",
-    "step_self_ns",
-    "step_total_ns",
-    "after_ns",
-    "after_count",
-    "device_ns",
-    "device_count",
-)
-MEASURED = ("measured", "min_ns", "max_ns", "min_step", "max_step")
+ADDED, MEASURED = SectionRecord.__struct_fields__[:10], SectionRecord.__struct_fields__[10:15]
 
 
 def rows_for(sections: int) -> int:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from training_profiler.aggregation.step_totals import SETTLED_AFTER
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.model.series import SLOW, Why
 from training_profiler.statistics.arrays import Ints
+from training_profiler.statistics.trend import median
 
 FIRST: Final[Why] = "first"
 LAST: Final[Why] = "last"

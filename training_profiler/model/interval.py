@@ -36,7 +36,7 @@ Squares = Annotated[float, Meta(ge=0, le=1e60)]
 
 
 class SectionRecord(Struct, omit_defaults=True):
-    """The sums of one section; see ``SectionSums``."""
+    """The sums of one section; see ``SectionSums``, whose ``ADDED`` and ``MEASURED`` are the first fields."""
 
     count: Count = 0
     total_ns: Count = 0

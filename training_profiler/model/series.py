@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
+from msgspec import Struct
+
+from training_profiler.model.bounds import Count, Moment
 from training_profiler.model.location import Location
 
 Why = Literal["first", "slow", "last"]  # a step was recorded
 SLOW: Final[Why] = "slow"
+LaneForm = TypeVar("LaneForm")
 DEVICE_LANE: Final = "device "  # begin of the names of lanes of devices
 
 
@@ -54,16 +58,16 @@ class Lane(NamedTuple):
     spans: tuple[Span, ...]  # in no particular order; they may begin before the step and end after it
 
 
-class StepLanes(NamedTuple):
-    """A step that was recorded with its spans."""
+class StepLanes(Struct, Generic[LaneForm], array_like=True, frozen=True):
+    """A step that was recorded with its spans: in a journal, each lane has them in columns."""
 
-    number: int  # counted from 1
-    why: str  # first, slow or last
-    begin_ns: int
-    end_ns: int
-    duration_ns: int  # without time outside steps that lies between
-    left_out: int  # spans, the shortest
-    lanes: tuple[Lane, ...]  # the training thread's first
+    number: Count  # counted from 1
+    why: Why
+    begin_ns: Moment
+    end_ns: Moment
+    duration_ns: Count  # without time outside steps that lies between
+    left_out: Count  # spans, the shortest
+    lanes: Sequence[LaneForm]  # the training thread's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class RankSeries:
     epochs: tuple[EpochSpan, ...]
     parents: Mapping[str, str]  # section -> the section around most of its spans
     lines_ns: Mapping[str, Mapping[Location | None, float]]  # section -> line -> its part of the section's own time
-    recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
+    recorded: tuple[StepLanes[Lane], ...] = ()  # steps with their spans, by number
     # section -> the part after the training of what ``lines_ns`` has of it, 0 to 1
     after_parts: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports

@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
-from training_profiler.model.series import DEVICE_LANE, SLOW, RankSeries, Span, StepLanes
+from training_profiler.model.series import DEVICE_LANE, SLOW, Lane, RankSeries, Span, StepLanes
 from training_profiler.model.snapshot import StepStats
 from training_profiler.reports.sections import table_label
 
@@ -266,12 +266,12 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
     }
 
 
-def has_device(step: StepLanes) -> bool:
+def has_device(step: StepLanes[Lane]) -> bool:
     """Return whether the step was seen on a device."""
     return any(lane.thread.startswith(DEVICE_LANE) for lane in step.lanes)
 
 
-def _step(step: StepLanes, place: dict[str, int]) -> dict[str, Any]:
+def _step(step: StepLanes[Lane], place: dict[str, int]) -> dict[str, Any]:
     # A device behind the host does its part of the step later.
     on_device_ns = [span.end_ns for lane in step.lanes if lane.thread.startswith(DEVICE_LANE) for span in lane.spans]
     return {

@@ -14,7 +14,7 @@ from training_profiler.model.bounds import MOST_NOTES, MOST_SUM, Count, Moment, 
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.loader_workers import TRAIN, VAL, PhaseCounts, WorkerSums, fit_sums
 from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
-from training_profiler.model.series import Lane, Span, StepLanes, Why
+from training_profiler.model.series import Lane, Span, StepLanes
 from training_profiler.model.snapshot import DeviceTimingStats
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
 
@@ -30,23 +30,11 @@ class LaneRow(Struct, array_like=True):
     end_us: list[Offset]
 
 
-class StepRow(Struct, array_like=True):
-    """A step; see ``RecordedStep``."""
-
-    number: Count
-    why: Why
-    begin_ns: Moment
-    end_ns: Moment
-    duration_ns: Count
-    left_out: Count
-    lanes: list[LaneRow]
-
-
 class SpansLine(Struct, tag_field="kind", tag="spans"):
     """Steps with their spans. Journals of earlier versions have none, and earlier versions ignore them."""
 
     names: list[str]  # of the sections
-    steps: list[StepRow]
+    steps: list[StepLanes[LaneRow]]
 
     def check(self) -> None:
         """Check what the types alone do not.
@@ -65,7 +53,7 @@ class SpansLine(Struct, tag_field="kind", tag="spans"):
                 if any(end < begin for begin, end in zip(lane.begin_us, lane.end_us, strict=True)):
                     raise ValueError("a span ends before its begin")
 
-    def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes]:
+    def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes[Lane]]:
         """Return the steps, with the texts that two functions make of names of sections and of threads."""
         names = [name(given) for given in self.names]
         found = []
@@ -77,8 +65,7 @@ class SpansLine(Struct, tag_field="kind", tag="spans"):
                     Span(names[at], *(row.begin_ns + us * NS_PER_US for us in ends_us)) for at, *ends_us in columns
                 )
                 lanes.append(Lane(thread(lane.thread), tuple(spans)))
-            bounds = (row.begin_ns, row.end_ns, row.duration_ns)
-            found.append(StepLanes(row.number, row.why, *bounds, row.left_out, tuple(lanes)))
+            found.append(StepLanes(row.number, row.why, row.begin_ns, row.end_ns, row.duration_ns, row.left_out, lanes))
         return found
 
 
@@ -94,7 +81,7 @@ def spans_line(steps: Sequence[RecordedStep], names: Mapping[int, str]) -> Spans
             # Both ends are rounded in the same way, so what is nested stays nested.
             ends_us = (((times - begin_ns) // NS_PER_US).tolist() for times in (spans.begin_ns, spans.end_ns))
             lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], *ends_us))
-        rows.append(StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes))
+        rows.append(StepLanes(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes))
     return SpansLine([names[id] for id in used], rows)
 
 

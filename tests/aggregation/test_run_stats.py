@@ -1,6 +1,5 @@
 """Stats of runs, driven by sections and steps on a fake clock."""
 
-import threading
 from statistics import stdev
 
 import pytest
@@ -45,20 +44,6 @@ def test_an_open_section_has_time_but_no_span(run):
     run.clock.advance(3)
     section = run.snapshot().sections["a"]
     assert (section.count, section.self_s, section.avg_s, section.min_s) == (0, 3.0, None, None)
-
-
-def test_time_on_other_threads_is_not_wall_time(run):
-    def load():
-        run.spend("prefetch", 2)
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    thread.join()
-    run.spend("forward_pass", 1)
-    snapshot = run.snapshot()
-    prefetch = snapshot.sections["prefetch"]
-    assert (prefetch.total_s, prefetch.self_s, prefetch.other_threads_s, prefetch.share) == (2.0, 0.0, 2.0, 0.0)
-    assert sum(section.self_s for section in snapshot.sections.values()) == snapshot.wall_s == 3.0
 
 
 @pytest.mark.parametrize(("own", "parent"), [(3, None), (0, "forward_pass")])

@@ -136,16 +136,6 @@ def test_explained_parts_add_up_to_one(seed, chunk):
     assert coupling_of(self_ns, chunk).explained().sum() == pytest.approx(1.0)
 
 
-def test_many_steps_at_once_explain_what_few_do():
-    self_ns = np.zeros((400, 32), np.int64)
-    self_ns[:, [0, 3, 17]] = np.random.default_rng(1).integers(10**6, 10**9, (400, 3))
-    few, many = coupling_of(self_ns, 10), coupling_of(self_ns, 390)
-    assert many.count == few.count == 390
-    assert many.step.tolist() == pytest.approx(few.step.tolist())
-    assert many.sections == pytest.approx(few.sections)
-    assert np.flatnonzero(many.explained()).tolist() == [0, 3, 17]
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

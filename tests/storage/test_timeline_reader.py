@@ -1,6 +1,5 @@
 """What a journal has over time reads back: steps, blocks of sections, epochs, the machine and line samples."""
 
-import json
 from collections import Counter
 
 import msgspec
@@ -180,28 +179,6 @@ def write(folder, waits):
         run.accumulator.totals.machine.add_samples([sample(wait) for wait in samples])
         run.flush()
     return run
-
-
-def test_steps_and_sections_are_those_of_the_run(tmp_path):
-    write(tmp_path, [[], []])
-    series = series_in(tmp_path)
-    assert (series.steps, len(series.stretches), series.rank) == (4, 2, 0)
-    assert list(series.stretches[1].steps_ns) == [375_000_000] * 2
-    assert series.stretches[1].blocks_ns["forward_pass"] == (250_000_000,) * 2
-    assert series.stretches[1].lost is None
-
-
-def test_a_journal_without_series_has_one_block_for_each_interval(tmp_path):
-    write(tmp_path, [[]])
-    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("steps_a_block", None)
-        for section in line.get("sections", {}).values():
-            section.pop("series_us", None)
-    (tmp_path / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (stretch,) = series_in(tmp_path).stretches
-    assert stretch.steps_a_block == 2
-    assert stretch.blocks_ns["forward_pass"] == (500_000_000,)
 
 
 def test_lost_time_is_known_from_three_samples_on_and_guessed_at_the_end(tmp_path):

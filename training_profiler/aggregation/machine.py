@@ -262,11 +262,6 @@ class GarbageAttribution:
             first_step: number of the first of them, counted from 0.
             until_ns: the end of the events that have arrived.
         """
-        if not self._waiting and not len(self._unfinished):  # as in most batches
-            if not self._is_complete:
-                return None
-            sums.add_in_steps(complete, *np.empty((3, 0), np.int64))
-            return np.zeros(complete, np.int64)
         waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
         due = int(np.searchsorted(waiting[:, 0], until_ns))
         del self._waiting[:due]

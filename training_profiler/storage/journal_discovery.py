@@ -418,19 +418,28 @@ def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[Attem
     return tuple(stats[number] for number in sorted(stats))
 
 
-def _figures(journal: JournalFile) -> AttemptStats | None:
-    def until_then(interval: dict[str, Any]) -> tuple[int, float]:
-        steps = int(interval["first_step"]) + len(interval["step_ns"])
-        ns = interval["end_ns"] - journal.begin["begin_ns"]
-        if not (0 <= steps <= MOST_NUMBER and 0 <= ns <= MOST_NUMBER):
-            raise ValueError("steps or time out of range")
-        return steps, ns / NS_PER_S
+def steps_of(interval: dict[str, Any]) -> tuple[int, float | None, int]:
+    """Return the steps until the end of an interval, the mean of its own in s if it has some, and its end in ns.
 
+    Raises:
+        LookupError, TypeError, ValueError: it is none, or its numbers cannot be.
+    """
+    step_ns, end_ns = interval["step_ns"], int(interval["end_ns"])
+    steps = int(interval["first_step"]) + len(step_ns)
+    mean_s = sum(map(int, step_ns)) / len(step_ns) / NS_PER_S if step_ns else None
+    if not all(0 <= number <= MOST_NUMBER for number in (steps, mean_s or 0, end_ns)):
+        raise ValueError("out of range")
+    return steps, mean_s, end_ns
+
+
+def _figures(journal: JournalFile) -> AttemptStats | None:
     try:
-        steps, wall_s = read_end(journal.path, "interval", until_then).value or (0, 0.0)
+        steps, _, end_ns = read_end(journal.path, "interval", steps_of).value or (0, None, 0)
         end = read_end(journal.path, "end", _ended_by).value
     except OSError:
         return None
+    begin_ns = count_in(journal.begin.get("begin_ns"))
+    wall_s = 0.0 if begin_ns is None else max(0, end_ns - begin_ns) / NS_PER_S
     return AttemptStats(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
 
 

@@ -31,6 +31,7 @@ from training_profiler.storage.journal_discovery import (
     lines_of_journal,
     read_end,
     select_attempt,
+    steps_of,
 )
 from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_folder import (
@@ -216,23 +217,15 @@ def _from_journal(
     """Return state, steps, step time and problem, from the end of rank 0's journal."""
     number = count_in(last.get("number")) or 0
 
-    def figures(interval: dict[str, Any]) -> tuple[int, float | None]:
-        step_ns = interval["step_ns"]
-        steps = int(interval["first_step"]) + len(step_ns)
-        mean_s = sum(map(int, step_ns)) / len(step_ns) / NS_PER_S if step_ns else None
-        if not (0 <= steps <= MOST_NUMBER and (mean_s is None or 0 <= mean_s <= MOST_NUMBER)):
-            raise ValueError("out of range")
-        return steps, mean_s
-
     name = journal_name(0, number)
     journal = inspect_journal(folder / name, name)
     try:
         if journal.problem and not (journal.problem == NO_JOURNAL and is_beginning(folder / name)):
             return UNKNOWN, None, None, f"{name} {journal.problem}"
-        end = read_end(folder / name, "interval", figures)
+        end = read_end(folder / name, "interval", steps_of)
     except OSError as error:
         return UNKNOWN, None, None, f"{name} cannot be read ({error.strerror})"
-    steps, step_s = end.value if end.value is not None else (None, None)
+    steps, step_s, _ = end.value if end.value is not None else (None, None, None)
     if end.has_end:
         return ENDED, steps, step_s, None
     wall_ns = count_in(last.get("begin_wall_ns"))

@@ -257,55 +257,38 @@ SUMS = WorkerSums(
 )
 
 
-def test_stats_are_means_of_a_batch_and_shares() -> None:
-    stats = worker_stats(SUMS)
-    assert stats is not None
-    assert (stats.workers, stats.batches, stats.samples) == (2, 20, 100)
-    assert (stats.busy, stats.sampling_share) == (0.8, 0.0005)
-    assert (stats.batch_avg_s, stats.cpu_avg_s, stats.cpu_wait_avg_s) == pytest.approx((0.08, 0.06, 0.01))
-    assert stats.batch_max_s == pytest.approx(0.3)
-    assert stats.phases == {"fetch": 0.24, "transform": 0.48, "collate": 0.08, "idle": 0.2}
-    assert (stats.memory_bytes, stats.memory_growth_bytes) == (210, 110)
+LINES = (
+    WorkerLineStats("data.py", 31, "Blur.__call__", 0.6, 48, "transform"),
+    WorkerLineStats("data.py", 20, "Pictures.__getitem__", 0.3, 24, "fetch"),
+)
 
 
-def test_waiting_for_a_cpu_between_batches_is_not_of_a_batch() -> None:
-    stats = worker_stats(SUMS._replace(queued_ns=1_800 * MS))
-    assert stats is not None
-    assert stats.cpu_wait_avg_s == pytest.approx(stats.batch_avg_s - stats.cpu_avg_s)
-    busy = worker_stats(SUMS._replace(queued_ns=10 * MS, cpu_ns=1_900 * MS))
-    assert busy is not None
-    assert busy.cpu_wait_avg_s == 0
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {"workers": 2, "batches": 20, "samples": 100, "busy": 0.8, "sampling_share": 0.0005, "batch_avg_s": 0.08}),
+        ({}, {"cpu_avg_s": 0.06, "cpu_wait_avg_s": 0.01, "batch_max_s": 0.3, "lines": LINES}),
+        ({}, {"phases": {"fetch": 0.24, "transform": 0.48, "collate": 0.08, "idle": 0.2}}),
+        ({}, {"memory_bytes": 210, "memory_growth_bytes": 110}),
+        ({"queued_ns": 1_800 * MS}, {"cpu_wait_avg_s": 0.02}),  # a worker also waits for a CPU between batches
+        ({"queued_ns": 10 * MS, "cpu_ns": 1_900 * MS}, {"cpu_wait_avg_s": 0.0}),
+        ({"waits": 100, "pin_waits": 40, "pinning": 20}, {"pinning_share": 0.5}),
+        ({"waits": 100, "pin_waits": 29, "pinning": 20}, {"pinning_share": None}),
+        ({"waits": 40, "held": 12}, {"in_order_wait_share": 0.3}),
+        ({"waits": 29, "held": 12}, {"in_order_wait_share": None}),
+        ({"lines": SUMS.lines[2:], "idle_samples": 5}, {"lines": (), "phases": {}}),
+    ],
+)
+def test_stats_of_workers_are_means_of_a_batch_and_shares_of_enough_samples(changed, expected) -> None:
+    stats = worker_stats(SUMS._replace(**changed))
+    found = {name: getattr(stats, name) for name in expected}
+    rounded = {name: round(value, 9) if isinstance(value, float) else value for name, value in found.items()}
+    assert rounded == expected
 
 
-def test_pinning_is_a_share_of_the_waiting_with_a_pin_memory_thread() -> None:
-    many, few = (worker_stats(SUMS._replace(waits=100, pin_waits=waits, pinning=20)) for waits in (40, 29))
-    assert many is not None
-    assert few is not None
-    assert (many.pinning_share, few.pinning_share) == (0.5, None)
-
-
-def test_lines_are_shares_of_the_work_without_waiting_for_requests() -> None:
-    stats = worker_stats(SUMS)
-    assert stats is not None
-    assert stats.lines == (
-        WorkerLineStats("data.py", 31, "Blur.__call__", 0.6, 48, "transform"),
-        WorkerLineStats("data.py", 20, "Pictures.__getitem__", 0.3, 24, "fetch"),
-    )
-
-
-def test_too_few_samples_or_batches_say_nothing() -> None:
-    few = worker_stats(SUMS._replace(lines=SUMS.lines[2:], idle_samples=5))
-    assert few is not None
-    assert (few.lines, few.phases) == ((), {})
+def test_too_few_batches_say_nothing() -> None:
     assert worker_stats(SUMS._replace(batches=3)) is None
     assert worker_stats(None) is None
-
-
-def test_later_batches_that_wait_are_a_share_of_enough_samples() -> None:
-    stats, few = (worker_stats(SUMS._replace(waits=waits, held=12)) for waits in (40, 29))
-    assert stats is not None
-    assert few is not None
-    assert (stats.in_order_wait_share, few.in_order_wait_share) == (0.3, None)
 
 
 def test_workers_of_both_phases_are_said_once() -> None:

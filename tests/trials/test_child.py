@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.trials import changes
+from tests.trials.test_process import wait_until
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.base.units import NS_PER_S
 from training_profiler.trials import child
@@ -28,19 +29,6 @@ class FakeSession:
     def next_block(self):
         self._clock.now_ns += 100 * NS_PER_S  # others run
         return next(self._blocks)
-
-
-class Clock:
-    def __init__(self):
-        self.now_ns = 0
-
-    def __call__(self):
-        return self.now_ns
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 def run_steps(runner, clock, seconds, losses=()):
@@ -95,13 +83,6 @@ def test_processes_that_this_one_has_started_are_stopped_and_go_on():
     finally:
         started.kill()
         started.wait()
-
-
-def wait_until(is_so):
-    deadline_s = time.monotonic() + 60
-    while not is_so() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return is_so()
 
 
 def test_the_losses_of_each_step_are_exact_and_kept_before_they_change(clock):

@@ -40,8 +40,7 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the run."""
         self._run.count_tokens(_tokens_seen(args, state))  # of a training that is resumed
-        self._run.begin()
-        self._run.show_phases(_show_phases)
+        self._run.begin(_show_phases)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the metrics of a report since the last step."""

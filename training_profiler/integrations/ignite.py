@@ -35,8 +35,7 @@ class TrainingProfilerHandler:
         return self
 
     def _begin(self, engine: Engine) -> None:
-        self._run.begin()
-        self._run.show_phases(_show_phases)
+        self._run.begin(_show_phases)
 
     def _iteration_completed(self, engine: Engine) -> None:
         self._run.log(lambda row: engine.state.metrics.update(row.metrics))

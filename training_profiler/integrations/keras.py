@@ -58,8 +58,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``fit``."""
         self._newest, self._batches, self._is_in_batch = {}, 0, False
-        self._run.begin()
-        self._run.show_phases(_show_phases)
+        self._run.begin(_show_phases)
 
     # Not at its end: a callback with that method makes Keras call those of all others on the training thread.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -86,27 +85,19 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
             logs.update({name: self._newest[name] for name in LOGGED if name in self._newest})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End the run."""
+        """End the run of a ``fit``, an ``evaluate`` or a ``predict``."""
         self._run.end()
+
+    on_test_end = on_predict_end = on_train_end
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Begin the run of an ``evaluate``, unless it is the validation of a ``fit``."""
         self._end_batch()
-        self._run.begin()
-        self._run.show_phases(_show_phases)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """End the run of an ``evaluate``."""
-        self._run.end()
+        self._run.begin(_show_phases)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``predict``, unless a callback of a ``fit`` predicts."""
-        self._run.begin()
-        self._run.show_phases(_show_phases)
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        """End the run of a ``predict``."""
-        self._run.end()
+        self._run.begin(_show_phases)
 
 
 def _show_phases(phases: Phases) -> None:

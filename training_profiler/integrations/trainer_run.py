@@ -10,6 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -48,19 +49,15 @@ _TABLE: Final = FrameTable(OWN_CALLBACKS + FRAMES)
 Hook = Callable[..., tuple[Sequence[Any], tuple[str, ...]]]
 
 
+@dataclass(eq=False)
 class Phases:
-    """Records calls of a framework's methods as sections, until ``undo``.
+    """Records calls of a framework's methods as sections, until ``undo``."""
 
-    Args:
-        framework: the package of the framework.
-        section: returns the section of a name.
-        guarded: does work whose errors do not reach the training.
-    """
+    framework: str  # its package
+    section: Callable[[str], Any]  # returns the section of a name
+    guarded: Callable[[Callable[[], None]], None]  # does work whose errors do not reach the training
 
-    def __init__(
-        self, framework: str, section: Callable[[str], Any], guarded: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._framework, self._section, self._guarded = framework, section, guarded
+    def __post_init__(self) -> None:
         self._patches = Patches()
         # What calls callbacks -> by hook, the ids of its callbacks and the section. Naming one takes 20 us.
         self._names: WeakKeyDictionary[Any, dict[str, tuple[list[int], str]]] = WeakKeyDictionary()
@@ -84,7 +81,7 @@ class Phases:
             known = names.get(hooks[0])
             if known is None or known[0] != ids:
                 may_have_ours = hooks[0] not in run_ends_in
-                known = names[hooks[0]] = ids, section_of_hook(callbacks, hooks, self._framework, may_have_ours)
+                known = names[hooks[0]] = ids, section_of_hook(callbacks, hooks, self.framework, may_have_ours)
             return known[1]
 
         self._replace(owner, method, name_of)
@@ -97,13 +94,13 @@ class Phases:
         def find(args: tuple[Any, ...], found: list[Any]) -> None:
             name = name_of(args)
             if name:
-                found.append(self._section(name))
+                found.append(self.section(name))
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 sections: list[Any] = []
-                self._guarded(lambda: find(args, sections))
+                self.guarded(lambda: find(args, sections))
                 for section in sections:
                     with section:
                         return original(*args, **kwargs)
@@ -233,9 +230,11 @@ class TrainerRun:
     def __reduce__(self) -> tuple[Any, ...]:
         return TrainerRun, (self._package, self._settings, self._logs_metrics)
 
-    def begin(self) -> None:
-        """Begin the run of a training, or take part in the run under way."""
+    def begin(self, show: Callable[[Phases], None] | None = None) -> None:
+        """Begin the run of a training, or take part in the run under way; ``show`` names the framework's phases."""
         self._with_api(self._begin)
+        if self.is_on and show is not None:
+            self.guarded("phases", lambda: show(self._phases))
 
     def _begin(self, api: ModuleType) -> None:
         global _owner
@@ -275,11 +274,6 @@ class TrainerRun:
             _owner = None
             api.stop_for_trainer()
             self._text = api.report_text()
-
-    def show_phases(self, show: Callable[[Phases], None]) -> None:
-        """Call ``show``, which names the phases of the framework, if a training is under way and profiled."""
-        if self.is_on:
-            self.guarded("phases", lambda: show(self._phases))
 
     def mark_step(self) -> None:
         """End a step. From the first call on, nothing else ends one."""

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, NamedTuple
@@ -258,7 +259,6 @@ def _finish_trial(scratch: Path) -> None:
 
 
 WIDTH: Final = 78  # of a terminal
-MOST_FILES: Final = 500
 HOLDS: Final = {
     NAMESPACES: "Your files stay as they are: each trial writes to a copy of the file system that is removed after it, "
     "and its processes end with it.",
@@ -331,24 +331,47 @@ def offline(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if (name, environ.get(name)) not in KEPT}
 
 
+@cache  # each start of a training asks again
 def trackers_of(script: Path) -> list[DisabledTracker]:
     """Return the trackers that a script, or a module beside it that it imports, imports by name."""
-    imported: set[str] = set()
-    waiting: list[Path] = [script]
-    read: set[Path] = set()
-    while waiting and len(read) < MOST_FILES:
-        path = waiting.pop()
-        if path in read:
-            continue
-        read.add(path)
-        for name in [name for level, name in imports_of(path) if not level]:
-            imported.add(name.partition(".")[0])
-            place = script.parent.joinpath(*name.split("."))
-            waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    files = program_files(["", str(script)], Path.cwd())
+    imported = {name.partition(".")[0] for path in files for level, name in _imports_of(path) if not level}
     return [tracker for tracker in TRACKERS if tracker.module in imported]
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+def program_files(words: Sequence[str], folder: Path) -> list[Path]:
+    """Return the files that a command names, and the modules beside a script that it imports, however deep."""
+    named = [folder / part for word in words[1:] for part in (word, word.partition("=")[2]) if part]
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    left = [path for path in named if os.path.isfile(path)] + list(_files_of(module, folder))
+    found: dict[Path, None] = {}
+    while left:
+        path = left.pop()
+        if path not in found:
+            found[path] = None
+            left += _imported(path, folder) if path.suffix == ".py" else ()
+    return list(found)
+
+
+def _imported(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports, as far as they lie beside the program."""
+    for level, name in _imports_of(path):
+        roots = [path.parent, folder, *path.parent.parents[:2]]
+        if level:
+            roots = [path.parents[min(level, len(path.parents)) - 1]]
+        yield from (found for root in roots for found in _files_of(name, root))
+
+
+def _files_of(module: str, folder: Path) -> Iterator[Path]:
+    parts = [part for part in module.split(".") if part]
+    for length in range(1, len(parts) + 1):
+        inside = folder.joinpath(*parts[:length])
+        for path in (inside.with_suffix(".py"), inside / "__init__.py", inside / "__main__.py"):
+            if path.is_file():
+                yield path
+
+
+def _imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the modules that a file imports: of how many folders up, 0 for any, and the dotted name."""
     try:
         tree = ast.parse(path.read_bytes())

@@ -22,7 +22,7 @@ from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.host import Host, find_container
 from training_profiler.statistics.differences import differing
 from training_profiler.storage.run_folder import masked
-from training_profiler.trials.isolation import imports_of
+from training_profiler.trials.isolation import program_files
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import UnderWay
 from training_profiler.trials.results import from_data
@@ -100,38 +100,6 @@ def _gpus() -> Iterator[str]:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             yield path.read_text("utf-8", "replace").partition("Model:")[2].partition("\n")[0].strip()
-
-
-def program_files(words: Sequence[str], folder: Path) -> list[Path]:
-    """Return the files that a command names, and the modules beside a script that it imports, however deep."""
-    named = [folder / part for word in words[1:] for part in (word, word.partition("=")[2]) if part]
-    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    left = [path for path in named if os.path.isfile(path)] + list(_files_of(module, folder))
-    found: dict[Path, None] = {}
-    while left:
-        path = left.pop()
-        if path not in found:
-            found[path] = None
-            left += _imported(path, folder) if path.suffix == ".py" else ()
-    return list(found)
-
-
-def _imported(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files of the modules that a file imports, as far as they lie beside the program."""
-    for level, name in imports_of(path):
-        roots = [path.parent, folder, *path.parent.parents[:2]]
-        if level:
-            roots = [path.parents[min(level, len(path.parents)) - 1]]
-        yield from (found for root in roots for found in _files_of(name, root))
-
-
-def _files_of(module: str, folder: Path) -> Iterator[Path]:
-    parts = [part for part in module.split(".") if part]
-    for length in range(1, len(parts) + 1):
-        inside = folder.joinpath(*parts[:length])
-        for path in (inside.with_suffix(".py"), inside / "__init__.py", inside / "__main__.py"):
-            if path.is_file():
-                yield path
 
 
 def _digest(path: Path) -> str:

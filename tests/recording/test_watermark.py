@@ -1,7 +1,5 @@
 """Events above the watermark are not drained, and batches stay in order."""
 
-import threading
-
 import pytest
 
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
@@ -86,24 +84,6 @@ def test_marks_never_go_back_in_time(recorder, clock):
     assert recorder.mark(STEP_END, 1500) == 1500
     assert recorder.mark(STEP_END, 1400) == 1500
     assert recorder.mark(STEP_END, 1600) == 1600
-
-
-def test_drain_waits_for_rewriting_on_another_thread(recorder, clock):
-    with recorder.section("a"):
-        clock.advance_ns(1)
-    drained = threading.Event()
-
-    def drain():
-        recorder.drain()
-        drained.set()
-
-    thread = threading.Thread(target=drain)
-    with recorder.buffer().rewrite_lock:
-        thread.start()
-        assert not drained.is_set()
-        assert recorder.backlog() == 4
-    thread.join()
-    assert recorder.backlog() == 0
 
 
 @pytest.mark.parametrize(

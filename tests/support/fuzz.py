@@ -387,6 +387,7 @@ def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
 def in_process(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> list[Failure]:
     """Read files in a process of their own; return those that fail."""
     reading, writing = os.pipe()
+    cpu_limit_s()  # once, not in each child
     child = os.fork()
     if not child:
         try:

@@ -41,9 +41,9 @@ PROGRAMS = sorted([*map(Path.as_posix, FILES), *VARIANTS])
 UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "process/fsdp2_torchrun"}
 # Programs about their own process have one, and so has one of each other folder under the profiler; the rest run in
 # forks of a process with torch.
-OWN_PROCESS = ("exit/", "main/", "process/", "data/workers_spawned")
+OWN_PROCESS = ("exit/", "main/", *UNDER_TORCHRUN)
 STARTED = (
-    *("compile/", "data/transfer", "profiler/"),
+    *("compile/", "data/transfer", "data/workers_spawned", "process/", "profiler/"),
     *("autograd/adversarial", "eval/no_grad_inside", "manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
 )
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report

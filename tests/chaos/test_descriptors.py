@@ -1,13 +1,12 @@
 """Programs that close descriptors of others: their files hold what they wrote, and the run is whole."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.neighbours import train
-from tests.system.scripts import TIMEOUT_S, report_command
+from tests.system.scripts import report_command, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -39,10 +38,7 @@ def test_files_of_a_program_that_closed_our_descriptors(
 @pytest.mark.parametrize(("when", "steps"), [("before", 30), ("after", None)])
 def test_daemons(tmp_path: Path, when: str, steps: int | None) -> None:
     train(tmp_path, "daemon.py", when)
-    until_s = time.monotonic() + TIMEOUT_S
-    while not (tmp_path / "done").exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until((tmp_path / "done").exists)
     assert files_of_program(tmp_path) == {OF_PROGRAM}
     if steps is not None:  # a child of a process that began a run is silent
         (folder,) = (tmp_path / "runs").iterdir()

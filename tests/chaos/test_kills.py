@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.kills import FLUSH_S, run_kills
-from tests.system.scripts import TIMEOUT_S, environment, report_command
+from tests.system.scripts import environment, report_command, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -33,10 +32,7 @@ def test_a_kill_in_one_long_section_shows_where_it_was(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment("1"),
     )
-    until_s = time.monotonic() + TIMEOUT_S
-    while not any(is_flushed(path) for path in tmp_path.glob("runs/*/rank0.jsonl")):
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+    wait_until(lambda: any(is_flushed(path) for path in tmp_path.glob("runs/*/rank0.jsonl")))
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     reported = report_command(tmp_path, "runs")

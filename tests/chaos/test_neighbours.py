@@ -199,7 +199,7 @@ def test_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_loader_workers_compute_the_same(tmp_path: Path, method: str) -> None:
-    assert_same(both(tmp_path, python(TRAINING, 1, method)))
+    assert_same(under_profiler(tmp_path, python(TRAINING, "1", method)))
 
 
 CRASHES = {

@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import TIMEOUT_S, environment
+from tests.system.scripts import TIMEOUT_S, environment, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -39,14 +37,6 @@ def wait(process: "subprocess.Popen[bytes]") -> str:
     assert "Traceback" not in stderr
     assert "Fatal" not in stderr
     return stderr
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for something that takes a moment."""
-    until_s = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def report_of(folder: Path) -> dict[str, object]:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
@@ -155,6 +156,14 @@ def start_without_torch(cwd: Path, text: str, profile: str | None = "1", **optio
 def run_without_torch(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outcome:
     """Run ``text`` to its end as a script in a fork without torch."""
     return finish(start_without_torch(cwd, text, profile, **options), cwd)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Wait for something that takes a moment."""
+    until_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
 
 
 def wait_for(process: "subprocess.Popen[str] | ForkedProgram", line: str) -> str:

@@ -9,44 +9,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.ports import free_port
 from tests.system.launching import start_in_fork, start_ranks
-from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish, report_command
+from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, environment, finish, report_command
+from tests.system.test_planted import find
 
 pytestmark = pytest.mark.programs  # each starts several ranks
 
 PROGRAMS = ROOT / "tests" / "rank_programs"
 SUMMARY = "=== Final Profiling Summary"
 FIXED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RECTIFIED_FLOW_PROFILE_FORMAT": "lines"}
-
-
-class Training:
-    """A training under torchrun that has ended, and its run folder."""
-
-    def __init__(self, cwd: Path, status: int, stdout: str, stderr: str) -> None:
-        self.cwd, self.status, self.stdout, self.stderr = cwd, status, stdout, stderr
-
-    @property
-    def folder(self) -> Path:
-        (folder,) = (self.cwd / "runs").iterdir()
-        return folder
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / "report.json").read_text()))
-
-    def finding(self, code: str) -> dict[str, Any]:
-        findings = self.report["findings"]
-        assert code in [finding["code"] for finding in findings], findings
-        return next(finding for finding in findings if finding["code"] == code)
-
-    def lines_matching(self, pattern: str) -> list[str]:
-        return sorted(re.findall(pattern, self.stdout))
 
 
 def launch(ranks: int, *launcher: str) -> list[str]:
@@ -85,24 +61,24 @@ def kill_all(pid: int) -> None:
                 process.kill()
 
 
-def train(cwd: Path, *words: str, **variables: str) -> Training:
+def train(cwd: Path, *words: str, **variables: str) -> Outcome:
     """Run the training on two ranks under torchrun and the profiler."""
     command = [sys.executable, "-m", "training_profiler", "run", *launch(2), str(PROGRAMS / "training.py"), *words]
     with started(command, cwd, None, **variables) as process:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    return Training(cwd, process.returncode, stdout, stderr)
+    return Outcome(process.returncode, stdout, stderr, cwd)
 
 
 def train_in_forks(
     cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_profiled: bool = True, **variables: str
-) -> Training:
+) -> Outcome:
     """Run a program with the variables that torchrun sets, each rank in a fork of a process that has torch."""
     cwd.mkdir(exist_ok=True)
     words = (str(PROGRAMS / program), *words)
     processes = start_ranks(cwd, words, ranks, environment(None, **FIXED, **variables), is_profiled)
     ended = [finish(process, cwd) for process in processes]
     stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
-    return Training(cwd, max(abs(each.status) for each in ended), stdout, stderr)
+    return Outcome(max(abs(each.status) for each in ended), stdout, stderr, cwd)
 
 
 TOTALS = r"rank \d: \d+ collectives, losses \[.*\]"
@@ -113,8 +89,9 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
     plain = train_in_forks(tmp_path / "plain", "--parallel", parallel, is_profiled=False)
     ours = train_in_forks(tmp_path / "ours", "--parallel", parallel)
     assert (plain.status, ours.status) == (0, 0), ours.stderr
-    assert ours.lines_matching(TOTALS) == plain.lines_matching(TOTALS)
-    assert len(plain.lines_matching(TOTALS)) == 2
+    totals, expected = (sorted(re.findall(TOTALS, each.stdout)) for each in (ours, plain))
+    assert totals == expected
+    assert len(expected) == 2
     assert ours.stderr == plain.stderr
     assert ours.stdout.count(SUMMARY) == 1
     ranks = ours.report["ranks"]
@@ -144,7 +121,7 @@ def test_single_rank_has_no_comparison(tmp_path: Path) -> None:
 def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
     training = train_in_forks(tmp_path, "--slow", slow, "--parallel", parallel)
     assert training.status == 0, training.stderr
-    finding = training.finding("straggler")
+    finding = find(training.report["findings"], "straggler")
     assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (1, cause)
     slowest = next(row for row in training.report["ranks"]["ranks"] if row["who"]["rank"] == 1)
     assert (
@@ -158,7 +135,7 @@ def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str
 def test_slow_rank_of_four_is_named(tmp_path: Path) -> None:
     training = train_in_forks(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
-    finding = training.finding("straggler")
+    finding = find(training.report["findings"], "straggler")
     assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (2, "data_loading")
     assert len(training.report["ranks"]["ranks"]) == 4
 
@@ -217,9 +194,8 @@ def test_files_of_two_machines_without_a_shared_disk_are_merged(tmp_path: Path) 
         processes.append(start_in_fork(nodes[node], [str(PROGRAMS / "training.py")], variables))
     ended = [finish(process, tmp_path) for process in processes]
     assert [each.status for each in ended] == [0] * 4, ended[0].stderr
-    stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
-    assert stdout.count(SUMMARY) == 1
-    folder = Training(nodes[0], 0, stdout, stderr).folder
+    assert "".join(each.stdout for each in ended).count(SUMMARY) == 1
+    (folder,) = (nodes[0] / "runs").iterdir()
     assert sorted(path.name for path in folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
     away = nodes[1] / "runs" / folder.name  # the same name on both
     assert sorted(path.name for path in away.glob("rank*.jsonl")) == ["rank2.jsonl", "rank3.jsonl"]
@@ -242,7 +218,7 @@ def test_restarted_training_has_a_part_for_each_attempt(tmp_path: Path) -> None:
         with started(command, tmp_path / str(trial), None) as process:
             # Does not wait for the end: with gloo and torch 2.13, torchrun sometimes hangs in or after a restart.
             stdout = until_summary(process, count=2)
-        training = Training(tmp_path / str(trial), 0, stdout, "")
+        training = Outcome(0, stdout, "", tmp_path / str(trial))
         if "=== Final Profiling Summary (40 steps) ===" in stdout:
             break
     else:

@@ -10,11 +10,11 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.support.ports import free_port
+from tests.system.launching import Ended
 from tests.system.scripts import environment, fork_server
 from training_profiler.storage.stack_files import read_stacks
 
@@ -47,12 +47,6 @@ method = os.environ.get("INIT", "env://")
 dist.init_process_group("gloo", init_method=method, rank=int(os.environ["RANK"]), world_size=2)
 rank = dist.get_rank()
 """
-
-
-class Ended(NamedTuple):
-    status: int
-    stdout: str
-    stderr: str
 
 
 class Group:

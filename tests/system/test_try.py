@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.results import NO_VERDICT
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from .scripts import ROOT, TIMEOUT_S, environment, wait_until
 
 PROGRAMS = ROOT / "tests" / "trials" / "programs"
 SLEEPING = PROGRAMS / "sleeping.py"
@@ -104,12 +102,6 @@ def begun(cwd: Path, steps: int, scratch: Path) -> "subprocess.Popen[str]":
     words = [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), str(steps)]
     variables = environment(None, TMPDIR=str(scratch))
     return subprocess.Popen(words, cwd=cwd, env=variables, stdout=-1, stderr=-1, text=True)
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not is_so() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
 
 
 @pytest.mark.programs

@@ -169,9 +169,9 @@ def test_wait_for_a_dead_or_stopped_rank_has_a_limit(tmp_path: Path, end: str) -
     text = f"""
     train(5)
     if rank == 1:
-        time.sleep(4)  # its messages are sent meanwhile, one a second
+        time.sleep(2.5)  # its messages are sent meanwhile, one a second
         {end}
-    time.sleep(4.5)
+    time.sleep(3)
     begin = time.monotonic()
     stop_training_profiling()
     sys.stderr.write(f"{{time.monotonic() - begin:.1f}}")

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.system.launching import execute
-from tests.system.scripts import ROOT, Outcome
+from tests.system.launching import execute, start_in_fork
+from tests.system.scripts import ROOT, Outcome, environment, finish
 
 pytestmark = pytest.mark.integrations
 HERE = Path(__file__).parent
@@ -60,15 +60,18 @@ class Pair(NamedTuple):
 def run(name: str, cwd: Path, *launcher: str) -> Outcome:
     """Run the program to its end; it downloads nothing and writes only to ``cwd``."""
     program, *words = COMMANDS[name]
-    paths = [str(ROOT), *([str(HERE / "stand_ins")] if program.startswith("rectified") else [])]
+    words = [str(HERE / "programs" / program), *words]
+    path = os.pathsep.join([str(ROOT), *([str(HERE / "stand_ins")] if program.startswith("rectified") else [])])
     variables = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # has `accelerate`
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "home",
         "KERAS_HOME": "home",
     }
-    command = [sys.executable, *launcher, str(HERE / "programs" / program), *words]
-    return Outcome(*execute(cwd, command, pythonpath=os.pathsep.join(paths), variables=variables), cwd)
+    if not launcher:
+        alone = start_in_fork(cwd, words, environment(None, PYTHONPATH=path, **variables), is_profiled=False)
+        return finish(alone, cwd)
+    return Outcome(*execute(cwd, [sys.executable, *launcher, *words], pythonpath=path, variables=variables), cwd)
 
 
 @pytest.fixture(scope="module", params=sorted(COMMANDS))

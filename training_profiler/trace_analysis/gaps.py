@@ -115,24 +115,15 @@ IN_GRAPH: Final = "inside a graph"
 LAUNCH_BOUND: Final = "launch-bound"
 HOST_STALL: Final = "host stall"
 UNKNOWN: Final = "unknown"
-_CALLS: Final = {
+# What the host does, by the names of its events.
+CALLS: Final = {
     DATA_LOADER: re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$|dataloader\.py\(\d+\): (__next__|_next_data)"),
     ALLOCATION: known_names.ALLOCATE_ANY,
     BLOCKING_COPY: known_names.COPIES,
     SYNCHRONIZE: known_names.SYNCHRONIZE,
 }
 # If several causes claim a moment, the first in this order gets it.
-_IN_ORDER: Final = (
-    RECORDING,
-    OTHER_DEVICE,
-    DATA_LOADER,
-    ALLOCATION,
-    BLOCKING_COPY,
-    SYNCHRONIZE,
-    LAUNCH_BOUND,
-    PYTHON,
-    UNKNOWN,
-)
+_IN_ORDER: Final = (RECORDING, OTHER_DEVICE, *CALLS, LAUNCH_BOUND, PYTHON, UNKNOWN)
 _LAUNCHING: Final = ("cpu_op", "cuda_runtime")  # categories of the cause launch-bound
 _SLOW_HOST: Final = (LAUNCH_BOUND, PYTHON)  # a host stall, if it is long
 # A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
@@ -214,7 +205,7 @@ class Around:
                     first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
                     claimed = together(claimed, Intervals(np.array([first]), np.array([last])))
             else:
-                which = columns.named(_CALLS[cause].search, is_host) if cause in _CALLS else columns.is_of(*_LAUNCHING)
+                which = columns.named(CALLS[cause].search, is_host) if cause in CALLS else columns.is_of(*_LAUNCHING)
                 # A thread that waits for the backward pass on another thread launches nothing.
                 which = which & (columns.thread == threads[0] if cause == SYNCHRONIZE else on_threads)
                 claimed = together(claimed, span_of(columns, which))

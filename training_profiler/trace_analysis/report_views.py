@@ -129,15 +129,11 @@ def _steps(analysis: Trace) -> str:
 
 
 def _devices(analysis: Trace) -> str:
-    rows = [
-        (
-            f"device {device.index}",
-            ms(device.device.busy.total_ns),
-            percent(device.utilization_in_steps),
-            *(ms(sum(getattr(step, key) for step in device.steps)) for key in PARTS),
-        )
-        for device in analysis.devices
-    ]
+    rows = []
+    for device in analysis.devices:
+        busy = ms(device.device.busy.total_ns), percent(device.utilization_in_steps)
+        parts = (ms(sum(getattr(step, key) for step in device.steps)) for key in PARTS)
+        rows.append((f"device {device.index}", *busy, *parts))
     headers = ("", "busy", "of\nsteps", "compute", "exposed\ncomm.", "exposed\ncopies", "idle")
     return table(headers, rows)
 
@@ -199,18 +195,12 @@ def _edges(analysis: Trace) -> list[str]:
 def _memory(analysis: Trace) -> str:
     if not analysis.memory:
         return "Memory was not recorded (torch.profiler.profile(profile_memory=True) does)."
-    rows = [
-        (
-            row.device,
-            amount(row.peak_bytes) + (" above start" if row.is_peak_relative else ""),
-            row.peak_step,
-            row.peak_section,
-            amount(row.reserved_peak_bytes),
-            amount(row.unused_at_peak_bytes),
-            "yes" if row.grows else "no" if len(row.step_end_bytes) > 3 else "",
-        )
-        for row in analysis.memory
-    ]
+    rows = []
+    for row in analysis.memory:
+        peak = amount(row.peak_bytes) + (" above start" if row.is_peak_relative else "")
+        reserved, unused = amount(row.reserved_peak_bytes), amount(row.unused_at_peak_bytes)
+        grows = "yes" if row.grows else "no" if len(row.step_end_bytes) > 3 else ""
+        rows.append((row.device, peak, row.peak_step, row.peak_section, reserved, unused, grows))
     headers = ("device", "peak", "in step", "in section", "reserved", "unused\nat peak", "grows")
     return table(headers, rows, name=3)
 

@@ -7,8 +7,9 @@ from typing import Final
 
 from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.code_places import SampledLines, TracedPlaces
+from training_profiler.trace_analysis.code_places import SampledLines, TracedLine, TracedPlaces
 from training_profiler.trace_analysis.communication import BusBandwidth, RankCollective
+from training_profiler.trace_analysis.operators import Kernel, Rate
 from training_profiler.trace_analysis.report_figures import amount, kernel, listing, ms, ms_number, percent, us
 from training_profiler.trace_analysis.report_files import operator_rows, place_rows
 from training_profiler.trace_analysis.trace import Trace
@@ -68,18 +69,13 @@ def _places(header: str, kind: str, places: TracedPlaces, analysis: Trace) -> st
 
 def _sampled(sampled: SampledLines, has_gpu: bool) -> str:
     count = sum(row.samples for row in sampled.rows)
-    return listing(
-        (f"line\n({counted(count, 'sample')})", "samples", "share", *(("in gaps",) if has_gpu else ())),
-        sampled.rows,
-        lambda row: (
-            _file_and_line(row.name),
-            row.samples,
-            percent(row.samples / count),
-            *((row.in_gaps,) if has_gpu else ()),
-        ),
-        MOST_PLACES,
-        detail_of=lambda row: row.name,
-    )
+
+    def cells(row: TracedLine) -> tuple[object, ...]:
+        shown = _file_and_line(row.name), row.samples, percent(row.samples / count), row.in_gaps
+        return shown if has_gpu else shown[:-1]
+
+    headers = (f"line\n({counted(count, 'sample')})", "samples", "share", *(("in gaps",) if has_gpu else ()))
+    return listing(headers, sampled.rows, cells, MOST_PLACES, detail_of=lambda row: row.name)
 
 
 def _file_and_line(line: str) -> str:
@@ -95,22 +91,14 @@ def kernels(analysis: Trace) -> str:
     def share(ns: int) -> str:
         return percent(ns / max(1, found.total_ns))
 
+    def cells(row: Kernel) -> tuple[object, ...]:
+        blocks = "" if row.blocks_per_sm is None else f"{row.blocks_per_sm:.1f}"
+        times = ms(row.total_ns), share(row.total_ns), us(row.mean_ns)
+        return row.kind, row.calls, *times, percent(row.occupancy), blocks
+
+    headers = ("kernel", "calls", "total", "share", "mean", "occupancy", "blocks/SM")
     lines = [
-        listing(
-            ("kernel", "calls", "total", "share", "mean", "occupancy", "blocks/SM"),
-            found.rows[:MOST_ROWS],
-            lambda row: (
-                row.kind,
-                row.calls,
-                ms(row.total_ns),
-                share(row.total_ns),
-                us(row.mean_ns),
-                percent(row.occupancy),
-                "" if row.blocks_per_sm is None else f"{row.blocks_per_sm:.1f}",
-            ),
-            MOST_ROWS,
-            detail_of=lambda row: kernel(row.name),
-        ),
+        listing(headers, found.rows[:MOST_ROWS], cells, MOST_ROWS, detail_of=lambda row: kernel(row.name)),
         "",
         f"{counted(found.count, 'kernel')}, {ms(found.total_ns)} in total",
         f"Under 10 us: {found.short_count} kernels, {percent(found.short_share)} of the time",
@@ -136,22 +124,18 @@ def roofline(analysis: Trace) -> str:
     lines = [] if analysis.is_whole else ["Kernels may be missing in this trace: rates can be too high."]
     known = [f"{rate.peak_tflops:g} TFLOP/s in {rate.peak_type}" for rate in shown if rate.peak_tflops is not None]
     known += [f"{rate.peak_tb_s:g} TB/s" for rate in shown if rate.peak_tb_s is not None]
+
+    def cells(rate: Rate) -> tuple[object, ...]:
+        rates = "" if rate.only_moves else _rate(rate.tflops, 1), _rate(rate.tb_s, 1)
+        of_roof = percent(rate.share_of_roof) or ("over 100%" if rate.is_above_roof else UNKNOWN)
+        return rate.name.removeprefix("aten::"), rate.calls, ms_number(rate.device_ns), *rates, of_roof, rate.bound
+
+    def detail(rate: Rate) -> str:
+        return ", ".join(filter(None, (rate.dtype, _OTHER_ARGUMENTS.sub("]", rate.shapes))))
+
+    headers = ("operator", "calls", "device\nms", "TFLOP/s", "TB/s", "of roof", "bound")
     lines += [
-        listing(
-            ("operator", "calls", "device\nms", "TFLOP/s", "TB/s", "of roof", "bound"),
-            found.rates,
-            lambda rate: (
-                rate.name.removeprefix("aten::"),
-                rate.calls,
-                ms_number(rate.device_ns),
-                "" if rate.only_moves else _rate(rate.tflops, 1),
-                _rate(rate.tb_s, 1),
-                percent(rate.share_of_roof) or ("over 100%" if rate.is_above_roof else UNKNOWN),
-                rate.bound,
-            ),
-            MOST_ROWS,
-            detail_of=lambda rate: ", ".join(filter(None, (rate.dtype, _OTHER_ARGUMENTS.sub("]", rate.shapes)))),
-        ),
+        listing(headers, found.rates, cells, MOST_ROWS, detail_of=detail),
         "",
         *([wrapped(f"Peak of the device: {', '.join(dict.fromkeys(known))}")] if known else []),
         f"{percent(found.rated_ns / found.kernel_ns)} of kernel time has a known roof",
@@ -177,16 +161,10 @@ def communication(analysis: Trace, over_ranks: Sequence[RankCollective]) -> str:
     """Return the collectives, how fast they are, and how ranks wait for each other."""
     if not analysis.collectives:
         return _no_communication(analysis)
-    rows = [
-        (
-            row.kind,
-            row.count,
-            amount(row.bytes),
-            ms(row.total_ns),
-            percent(row.hidden_ns / row.total_ns if row.total_ns else None),
-        )
-        for row in analysis.collectives
-    ]
+    rows = []
+    for row in analysis.collectives:
+        hidden = percent(row.hidden_ns / row.total_ns if row.total_ns else None)
+        rows.append((row.kind, row.count, amount(row.bytes), ms(row.total_ns), hidden))
     lines = [table(("collective", "count", "sent", "time", "hidden behind compute"), rows)]
     lines += ["", *_bus_bandwidth(analysis.bus_bandwidths)]
     return "\n".join([*lines, "", communication_over_ranks(over_ranks)] if over_ranks else lines)
@@ -208,20 +186,13 @@ def on_host(analysis: Trace) -> str:
 
 
 def _bus_bandwidth(found: Sequence[BusBandwidth]) -> list[str]:
-    text = listing(
-        ("bus bandwidth\n(GB/s)", "message", "group", "runs", "mean", "best", "best, of\nthe link"),
-        found,
-        lambda row: (
-            row.kind,
-            amount(row.message_bytes) or UNKNOWN,
-            row.group_size or UNKNOWN,
-            row.count,
-            _rate(row.mean_gb_s, 10),
-            _rate(row.best_gb_s, 10),
-            percent(row.share_of_link) or ("over 100%" if row.is_above_link else UNKNOWN),
-        ),
-        MOST_PLACES,
-    )
+    def cells(row: BusBandwidth) -> tuple[object, ...]:
+        of = row.kind, amount(row.message_bytes) or UNKNOWN, row.group_size or UNKNOWN, row.count
+        of_link = percent(row.share_of_link) or ("over 100%" if row.is_above_link else UNKNOWN)
+        return *of, _rate(row.mean_gb_s, 10), _rate(row.best_gb_s, 10), of_link
+
+    headers = ("bus bandwidth\n(GB/s)", "message", "group", "runs", "mean", "best", "best, of\nthe link")
+    text = listing(headers, found, cells, MOST_PLACES)
     links = dict.fromkeys(
         f"{row.link.gb_s:g} GB/s in each direction ({row.link.source})" for row in found[:MOST_PLACES] if row.link
     )
@@ -231,17 +202,10 @@ def _bus_bandwidth(found: Sequence[BusBandwidth]) -> list[str]:
 
 def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
     """Return for each kind of collective the time of transfer and of waiting for the last rank."""
-    rows = [
-        (
-            row.kind,
-            row.count,
-            us(row.transfer_ns),
-            us(row.waiting_ns),
-            percent(row.waiting_ns / (row.waiting_ns + row.transfer_ns) if row.waiting_ns else 0.0),
-            _late(row),
-        )
-        for row in over_ranks
-    ]
+    rows = []
+    for row in over_ranks:
+        share = percent(row.waiting_ns / (row.waiting_ns + row.transfer_ns) if row.waiting_ns else 0.0)
+        rows.append((row.kind, row.count, us(row.transfer_ns), us(row.waiting_ns), share, _late(row)))
     return table(("mean per run\nover ranks", "runs", "transfer", "waiting", "waiting\nshare", "waited for"), rows)
 
 

@@ -69,12 +69,9 @@ def backward_slow(analysis: Trace, _: float) -> Finding | None:
     if phases is None or not phases[FORWARD]:
         return None
     ratio, usual_ns = phases[BACKWARD] / phases[FORWARD], USUAL_BACKWARD * phases[FORWARD]
-    return found(
-        f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: {USUAL_BACKWARD}x)",
-        "Check for recomputation and for autograd functions without a fused backward",
-        phases[BACKWARD] - usual_ns,
-        ratio=ratio,
-    )
+    said = f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: {USUAL_BACKWARD}x)"
+    fix = "Check for recomputation and for autograd functions without a fused backward"
+    return found(said, fix, phases[BACKWARD] - usual_ns, ratio=ratio)
 
 
 def _phase_is_heavy(analysis: Trace, phase: str, subject: str, fix: str) -> Finding | None:
@@ -150,12 +147,9 @@ def unclassified(analysis: Trace, _: float) -> Finding | None:
         return None
     unknown = [row for row in analysis.kernels.rows if row.kind == known_names.UNCLASSIFIED]
     names = ", ".join(shortened(row.name, MOST_NAME) for row in unknown[:MOST_NAMES])
-    return found(
-        f"{share:.1%} of kernel time is in {counted(len(unknown), 'kernel')} of unknown kind ({names})",
-        "Shares by kind are at least what is shown: these kernels may communicate, copy or use tensor cores too",
-        share_of_kernel_time=share,
-        kernels=len(unknown),
-    )
+    said = f"{share:.1%} of kernel time is in {counted(len(unknown), 'kernel')} of unknown kind ({names})"
+    fix = "Shares by kind are at least what is shown: these kernels may communicate, copy or use tensor cores too"
+    return found(said, fix, share_of_kernel_time=share, kernels=len(unknown))
 
 
 @RULES.rule("frequent-copies", threshold=0.10, needs=(*TIMED, OPERATORS), work="copies")
@@ -165,13 +159,11 @@ def frequent_copies(analysis: Trace, _: float) -> Finding | None:
     words = ["Create tensors on the device and in the type they are used in"]
     words += ["put one autocast around the forward pass"]
     words += ["use channels_last throughout"] if analysis.kernels.by_kind_ns.get(known_names.CONVOLUTION) else []
-    return found(
-        f"Copies and conversions of tensors on the device take {share:.1%} of its busy time ({counted(calls, 'call')})",
-        f"{', '.join(words[:-1])}, and {words[-1]}",
-        analysis.conversions_in_scope_ns,
-        share_of_busy=share,
-        calls=calls,
+    said = (
+        f"Copies and conversions of tensors on the device take {share:.1%} of its busy time ({counted(calls, 'call')})"
     )
+    fix = f"{', '.join(words[:-1])}, and {words[-1]}"
+    return found(said, fix, analysis.conversions_in_scope_ns, share_of_busy=share, calls=calls)
 
 
 @RULES.rule(

@@ -27,16 +27,7 @@ MAKING: Final = ("aten::empty", "aten::empty_strided")
 TENSORS_NEEDED: Final = 100
 EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
 SHORT_GAPS: Final = "gaps under 30 us"
-OF_THE_HOST: Final = (
-    gaps.DATA_LOADER,
-    gaps.ALLOCATION,
-    gaps.BLOCKING_COPY,
-    gaps.SYNCHRONIZE,
-    gaps.LAUNCH_BOUND,
-    gaps.PYTHON,
-    gaps.HOST_STALL,
-    SHORT_GAPS,
-)
+OF_THE_HOST: Final = (*gaps.CALLS, gaps.LAUNCH_BOUND, gaps.PYTHON, gaps.HOST_STALL, SHORT_GAPS)
 MOST_REPLAYED: Final = 0.5  # of the device's work; graphs are in use then
 BETWEEN_REPLAYS: Final = (
     "Most work is replayed as graphs already: do what the host does between replays while the device works, or less of "

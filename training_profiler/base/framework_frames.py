@@ -150,7 +150,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/fastai/callback/progress.py", ("CSVLogger.*",), LOGGING),
     LibraryFrame("/fastai/callback/progress.py", (ANY,), PROGRESS),
     LibraryFrame("/fastai/callback/tracker.py", ("SaveModelCallback._save",), SAVING),
-    *whole(LOGGING, *(f"/fastai/callback/{name}.py" for name in ("tensorboard", "wandb", "comet"))),
+    *whole(LOGGING, "/fastai/callback/tensorboard.py", "/fastai/callback/wandb.py", "/fastai/callback/comet.py"),
     LibraryFrame("/fastai/callback/", (ANY,), CALLBACK),
     *_rows(
         "/ultralytics/engine/trainer.py",

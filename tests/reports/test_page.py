@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.reports.page_runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
 from tests.support.golden import assert_golden
@@ -90,7 +91,7 @@ def pages() -> dict[str, str]:
             throughput=Throughput(1234.5, samples_per_s=201_276.4, tokens_per_s=3.14159, mfu=0.3)
         ),
         "a device has a note on where its spans lie": of_run(
-            replace(series, recorded=(step._replace(lanes=(*step.lanes, device)),))
+            replace(series, recorded=(structs.replace(step, lanes=(*step.lanes, device)),))
         ),
         "a host that runs ahead is noted": of_run(
             series, step=ahead.step, sections=ahead.sections, lines={"other": (line,)}
@@ -209,7 +210,9 @@ def test_recorded_steps_are_in_the_data_with_times_since_their_begin():
 def test_a_device_has_a_lane_after_the_threads():
     step = recorded_step(1, "first", MS, "a")
     device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
-    drawn = recorded_data(replace(series_of(0, 4), recorded=(step._replace(lanes=(*step.lanes, device)),)))["steps"][0]
+    drawn = recorded_data(replace(series_of(0, 4), recorded=(structs.replace(step, lanes=(*step.lanes, device)),)))[
+        "steps"
+    ][0]
     on_device = drawn["lanes"][-1]
     assert (on_device["thread"], on_device["spans"][0][1:]) == ("device cuda:0", [500, 2500, 0])
     assert (drawn["us"], drawn["shown_us"]) == (1000, 3000)

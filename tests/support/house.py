@@ -23,24 +23,24 @@ ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 68_950),
-    "statements of the package": (28_000, 41_100),
-    "files of the package": (340, 302),
+    "lines of the package": (48_000, 67_480),
+    "statements of the package": (28_000, 40_470),
+    "files of the package": (340, 298),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 74_400),
+    "lines of tests": (45_000, 70_550),
     "folders": (29, 28),
-    "arrows between folders": (150, 147),
+    "arrows between folders": (150, 146),
     "folders that import each other": (0, 0),
     "depth of imports": (20, 20),
     "imports a module": (4.0, 5.4),
     "imports of one module, at most": (25, 25),
-    "modules that one other imports": (80, 66),
+    "modules that one other imports": (80, 65),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 26_000),
     "words of the changelog": (2_500, 2_500),
-    "files that the end of a run goes through": (120, 134),
-    "files that a report goes through": (120, 82),
+    "files that the end of a run goes through": (120, 122),
+    "files that a report goes through": (120, 80),
 }
 
 

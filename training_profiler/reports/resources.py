@@ -154,7 +154,7 @@ def _gib(number_of_bytes: float) -> str:
 
 # Notes on what the profiler spent, and how it kept to its budget.
 ROUTINE: Final = re.compile(
-    r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
+    r"FLOPs|recorder:|CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
 )
 SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
 SHARE: Final = 0.005  # of the run, that the profiler may cost

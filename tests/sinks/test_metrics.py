@@ -5,6 +5,7 @@ import pytest
 from tests.support.recording import FakeRun, snapshot_of, step_stats
 from training_profiler.model.snapshot import (
     OTHER,
+    PROFILER,
     EpochStats,
     GpuStats,
     Level,
@@ -38,6 +39,11 @@ def test_step_counts_as_a_batch_without_a_loader():
     metrics = interval_metrics(snapshot_of({"forward_pass": 0.5}, steps=10, step_s=0.2))
     assert metrics["profiling/batch_time_avg"] == 0.2
     assert metrics["profiling/batches_per_second"] == 5.0
+
+
+def test_the_profiler_has_a_share_and_no_time_of_a_section():
+    metrics = interval_metrics(snapshot_of({"forward_pass": 0.9, PROFILER: 0.1}))
+    assert [name for name in metrics if "profiler" in name] == ["profiling/interval_profiler_percentage"]
 
 
 def test_data_generation_and_transfer_are_per_batch():
@@ -135,3 +141,12 @@ def test_loader_metrics_are_in_ms():
 
 def test_unknown_times_of_a_loader_are_left_out():
     assert loader_metrics([LoaderStats("a", 1, None, 0.0, data_avg_s=0.001)]) == {"profile/train/dl_a/time_data_ms": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("Größe/../a b", "Groe_.._a_b"), ("..", "loader"), ("_x_", "x"), ("a" * 99, "a" * 80)]
+)
+def test_names_of_loaders_are_plain(name, plain):
+    assert list(loader_metrics([LoaderStats(name, 1, None, 0.0, "val", 0.001)])) == [
+        f"profile/val/dl_{plain}/time_data_ms"
+    ]

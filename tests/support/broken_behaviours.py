@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "training_profiler"
-NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "docs", "runs", "*.egg-info", "__pycache__")
+NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
 TIMEOUT_S = 600
 
 

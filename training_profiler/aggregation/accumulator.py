@@ -250,8 +250,11 @@ class Accumulator:
         row_of, end_ns = step_rows[block.pieces], int(cuts.ends_ns[-1])
 
         def rows_at(times_ns: Ints) -> Ints:
-            stretch = block.stretches_at(times_ns)
-            return np.where(block.stretches.outer_ids[stretch] > 0, -1, row_of[stretch])
+            stretch, leaf = block.moments(times_ns)
+            is_outside = block.stretches.outer_ids[stretch] > 0
+            if block.spans.leaf_count:
+                is_outside |= (leaf >= 0) & block.spans.is_outside[leaf]
+            return np.where(is_outside, -1, row_of[stretch])
 
         in_collections = self._garbage.attribute(self.totals.garbage, rows_at, self._complete, first_step, end_ns)
         complete, self_ns = self._complete, times.self_ns
@@ -287,8 +290,10 @@ class Accumulator:
             sums.clear_after()
             self.totals.loop_end_ns = int(cuts.ends_ns[cuts.last_end])
         stretches = slice(int(block.pieces.searchsorted(cuts.last_end, "right")), None)
+        leaves = slice(int(spans.pieces[: spans.leaf_count].searchsorted(cuts.last_end, "right")), spans.leaf_count)
         begun = (spans.pieces > cuts.last_end) & spans.is_counted
-        sums.add_after(block.stretches.owners[stretches], block.stretches.durations_ns[stretches], spans.ids[begun])
+        sums.add_after(block.stretches.owners[stretches], block.own_ns[stretches])
+        sums.add_after(spans.ids[leaves], spans.durations_ns[leaves], spans.ids[begun])
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""

@@ -294,8 +294,10 @@ class LineAttribution:
         due = int(np.searchsorted(times_ns, until_ns))
         locations = [location for _, location in self._waiting[:due]]
         del self._waiting[:due]
-        stretch = block.stretches_at(times_ns[:due])
+        stretch, leaf = block.moments(times_ns[:due])
         owners, rows = block.stretches.owners[stretch], step_row[stretch]
+        if block.spans.leaf_count:
+            owners = np.where(leaf >= 0, block.spans.ids[leaf], owners)
         names = self._names.names
         early = due if begun_ns is None else int(np.searchsorted(times_ns[:due], begun_ns))
         for index, (owner, row, location) in enumerate(zip(owners.tolist(), rows.tolist(), locations, strict=True)):

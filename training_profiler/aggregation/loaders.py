@@ -190,7 +190,14 @@ class LoaderTimeline:
 
     def at(self, times_ns: Ints) -> Ints:
         """Return the loaders at these times."""
+        if len(times_ns) and times_ns.min() >= self.since_ns[-1]:  # as in nearly all batches of events
+            return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
+
+    def only_one_since(self, times_ns: Ints) -> int:
+        """Return the loader of all these times; ``NO_LOADER`` if there were more."""
+        is_one = len(self.loader_ids) == 1 or times_ns.min(initial=self.since_ns[-1]) >= self.since_ns[-1]
+        return int(self.loader_ids[-1]) if is_one else NO_LOADER
 
     def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
         """Add later times, in order; those at which nothing changes are left out."""
@@ -267,6 +274,8 @@ class LoaderAttribution:
         if not self._is_needed:
             return
         kinds = self._kinds.of(spans.ids)
+        if self._add_of_one_loader(sums, spans, kinds):
+            return
         is_outermost = spans.parents != spans.ids
         # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
         rows = np.flatnonzero((kinds >= 0) & is_outermost & (spans.is_counted | ~_are_fetches(kinds)))
@@ -274,25 +283,56 @@ class LoaderAttribution:
         spent_ns = spans.durations_ns[rows]
         loader_ids = self._loaders_of(kinds, begin_ns, ends_ns)
         known = loader_ids != NO_LOADER
-        rows, kinds, ends_ns, spent_ns, loader_ids = (
-            array[known] for array in (rows, kinds, ends_ns, spent_ns, loader_ids)
-        )
+        if not known.all():
+            rows, kinds, ends_ns, spent_ns, loader_ids = (
+                array[known] for array in (rows, kinds, ends_ns, spent_ns, loader_ids)
+            )
         counts = spans.is_counted[rows].astype(np.int64)
         fetches = np.flatnonzero(kinds == DATA)
         fetches = fetches[np.argsort(ends_ns[fetches], kind="stable")]
         follow, between_ns = self._between(ends_ns[fetches])
-        fetches = fetches[follow]
-        kinds = np.concatenate([kinds, np.full(len(fetches), BETWEEN)])
-        loader_ids = np.concatenate([loader_ids, loader_ids[fetches]])
-        ends_ns = np.concatenate([ends_ns, ends_ns[fetches]])
-        spent_ns = np.concatenate([spent_ns, between_ns])
-        counts = np.concatenate([counts, np.ones(len(fetches), np.int64)])
+        if len(follow):
+            fetches = fetches[follow]
+            kinds = np.concatenate([kinds, np.full(len(fetches), BETWEEN)])
+            loader_ids = np.concatenate([loader_ids, loader_ids[fetches]])
+            ends_ns = np.concatenate([ends_ns, ends_ns[fetches]])
+            spent_ns = np.concatenate([spent_ns, between_ns])
+            counts = np.concatenate([counts, np.ones(len(fetches), np.int64)])
         self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
+
+    def _add_of_one_loader(self, sums: LoaderSums, spans: EndedSpans, kinds: Ints) -> bool:
+        """Add spans of one loader in which no interval ends, and change ``kinds``; return False for any other spans."""
+        loader_id = self._asked.only_one_since(spans.begin_ns)
+        if loader_id == NO_LOADER or len(self._ends[1]):
+            return False
+        has_spans = (kinds.min(initial=0) < KINDS, kinds.max(initial=0) >= KINDS)
+        used = [fetched.loader_ids for fetched, has in zip(self._fetched, has_spans, strict=True) if has]
+        if any(len(ids) > 1 or ids[-1] != loader_id for ids in used):
+            return False
+        if (spans.parents == spans.ids).any():
+            return False
+        uncounted = np.flatnonzero(~spans.is_counted)
+        kinds[uncounted[_are_fetches(kinds[uncounted])]] = NEITHER  # see ``attribute``
+        _, between_ns = self._between(np.sort(spans.end_ns[kinds == DATA]))
+        rows = kinds - IS_OUTSIDE  # the first two are of no kind
+        table = np.empty((2 * KINDS - IS_OUTSIDE, 2), np.int64)
+        table[:, 0] = np.bincount(rows, spans.durations_ns, len(table))
+        table[:, 1] = np.bincount(rows, minlength=len(table)) - np.bincount(rows[uncounted], minlength=len(table))
+        table = table[-IS_OUTSIDE:]
+        table[BETWEEN] = between_ns.sum(), len(between_ns)
+        if not table.any():
+            return True
+        sums.add_table(loader_id, table)
+        if self.intervals is not None:
+            self.intervals.add(loader_id, table[np.newaxis], self._ends[1])
+        return True
 
     def _loaders_of(self, kinds: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
         loader_ids = np.full(len(kinds), NO_LOADER)
         for is_validation, fetched in enumerate(self._fetched):
             is_of_phase = (kinds >= KINDS) == is_validation
+            if not is_of_phase.any():
+                continue
             fetches = np.flatnonzero(kinds == is_validation * KINDS + DATA)
             # A manual section may enclose the fetch that names the loader.
             loader_ids[fetches] = self._asked.at(ends_ns[fetches])
@@ -321,10 +361,16 @@ class LoaderAttribution:
     ) -> None:
         row_ends_ns, steps = self._ends
         self._ends = (row_ends_ns[:0], steps[:0])
-        present = np.array(sorted(set(loader_ids.tolist())), np.int64)  # np.unique would import numpy.ma
-        tables = np.zeros((len(present), len(steps) + 1, 2 * KINDS, 2), np.int64)
-        cells = np.searchsorted(present, loader_ids), np.searchsorted(row_ends_ns, ends_ns), kinds
-        np.add.at(tables, cells, np.stack((spent_ns, counts), axis=-1))
+        row_of = np.searchsorted(row_ends_ns, ends_ns) if len(steps) else np.zeros(len(ends_ns), np.int64)
+        present, loader = loader_ids[:1], np.zeros(len(loader_ids), np.int64)
+        if (loader_ids != present).any():
+            present, loader = np.unique(loader_ids, return_inverse=True)
+        shape = (len(present), len(steps) + 1, 2 * KINDS)
+        cells = (loader * shape[1] + row_of) * shape[2] + kinds
+        size = shape[0] * shape[1] * shape[2]
+        tables = np.stack(
+            [np.bincount(cells, values, size).reshape(shape) for values in (spent_ns, counts)], axis=-1
+        ).astype(np.int64)
         if self.intervals is not None:
             self.intervals.end(steps)
         for loader_id, table in zip(present.tolist(), tables, strict=True):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,31 @@ from training_profiler.statistics.arrays import Bools, Floats, Ints, sums_by
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
 
 
+class OutsideSteps:
+    """Knows the ids of these sections, also of names that are added later."""
+
+    def __init__(self, names: SectionNames) -> None:
+        self._names = names
+        self._table = np.zeros(1, np.bool_)
+        self._known = 0  # number of names in the table
+
+    def current(self) -> OutsideSections:
+        """Return the sections outside steps among the names so far."""
+        names = self._names.names
+        if len(self._table) < len(names) + 1:  # there are new names
+            self._table = np.zeros(2 * len(names) + 16, np.bool_)
+            self._known = 0
+        if self._known != len(names):
+            self._table[[id for id, name in list(self._names.names.items()) if name in OUTSIDE_SECTIONS]] = True
+            self._known = len(names)
+        return OutsideSections(self._table, bool(self._table.any()), self.name_within)
+
+    def name_within(self, outer: int, id: int) -> int:
+        """Return the id for section ``id`` inside section ``outer``, which has a row of its own."""
+        names = self._names.names
+        return id if names[id] == PROFILER else self._names.id_of(names[outer] + WITHIN + names[id])
+
+
 class SectionKinds:
     """A number for each section, also of names that are added later.
 
@@ -35,33 +61,13 @@ class SectionKinds:
 
     def of(self, ids: Ints) -> Ints:
         """Return the numbers of these sections, in a new array."""
-        return self.table()[ids]
-
-    def table(self) -> Ints:
-        """Return the numbers of all sections so far, by their ids."""
         if self._known != len(self._names.names):
             known = list(self._names.names.items())  # the training thread may add names meanwhile
             self._known = len(known)
             self._kinds = np.zeros(max(id for id, _ in known) + 1, np.int64)
             for id, name in known:
                 self._kinds[id] = self._kind_of(name)
-        return self._kinds
-
-
-class OutsideSteps:
-    """Knows the ids of these sections, also of names that are added later."""
-
-    def __init__(self, names: SectionNames) -> None:
-        self._names, self._kinds = names, SectionKinds(names, lambda name: name in OUTSIDE_SECTIONS)
-
-    def current(self) -> OutsideSections:
-        """Return the sections outside steps among the names so far."""
-        return OutsideSections(self._kinds.table() > 0, self.name_within)
-
-    def name_within(self, outer: int, id: int) -> int:
-        """Return the id for section ``id`` inside section ``outer``, which has a row of its own."""
-        names = self._names.names
-        return id if names[id] == PROFILER else self._names.id_of(names[outer] + WITHIN + names[id])
+        return self._kinds[ids]
 
 
 STEP_PART, OUTSIDE = 1, 2  # manual sections of these kinds hide inferred ones; other names are of kind 0
@@ -151,6 +157,7 @@ def _are_pairs(codes: Ints, kept: Bools) -> bool:
     return bool((spans[::2] == spans[1::2]).all() and (kept[::2] == kept[1::2]).all())
 
 
+NONE: Final = np.empty(0, np.int64)
 NEVER = np.iinfo(np.int64).max
 ADDED, MEASURED = SectionRecord.__struct_fields__[:10], SectionRecord.__struct_fields__[10:15]
 
@@ -218,7 +225,7 @@ class SectionSums:
         """A step has ended: nothing is after it yet."""
         self.after_ns[:] = self.after_count[:] = 0
 
-    def add_after(self, ids: Ints, own_ns: Ints, begun: Ints) -> None:
+    def add_after(self, ids: Ints, own_ns: Ints, begun: Ints = NONE) -> None:
         """Add exclusive times after the last step, and the sections that have ``begun`` there."""
         self.after_ns += sums_by(ids, own_ns, self.rows)
         self.after_count += np.bincount(begun, minlength=self.rows)

@@ -127,11 +127,12 @@ class OutsideSections(NamedTuple):
     """Sections outside training steps, such as validation."""
 
     table: Bools  # by section id
+    exists: bool  # whether any is in the table
     rename: Rename  # gives sections inside them an id of their own, e.g. the forward pass of validation
 
 
 class EndedSpans(NamedTuple):
-    """The spans that ended, one row each, in no particular order."""
+    """The spans that ended, one row each: first those without others inside, in time order, then all others."""
 
     ids: Ints
     begin_ns: Ints
@@ -141,6 +142,7 @@ class EndedSpans(NamedTuple):
     pieces: Ints  # the piece of time that each begins in, see ``Cuts``
     is_outside: Bools  # whether it is a section outside training steps, or inside one
     is_counted: Bools  # False for spans that add to the time of their section, but not to its count
+    leaf_count: int
 
     def first_ns(self, ids: Ints) -> int | None:
         """Return the duration of the first span of these sections; None without any."""
@@ -165,22 +167,37 @@ class ThreadBlock(NamedTuple):
     spans: EndedSpans
     stretches: Stretches
     pieces: Ints  # of the stretches
+    own_ns: Ints  # time of the stretches without leaf spans
     still_open: Events
     dropped: int  # exits without an enter, and enters beyond MAX_OPEN
 
-    def stretches_at(self, times_ns: Ints) -> Ints:
-        """Return the stretch of each moment."""
+    def moments(self, times_ns: Ints) -> tuple[Ints, Ints]:
+        """Return the stretch of each moment, and the leaf span that it lies in, -1 for none."""
         # A moment may be known only after the drain it belongs to; it then counts at the begin of this one.
-        begins_ns = self.stretches.begin_ns
-        stretches: Ints = np.searchsorted(begins_ns, np.maximum(times_ns, begins_ns[0]), side="right") - 1
-        return stretches
+        begins_ns, leaves = self.stretches.begin_ns, slice(0, self.spans.leaf_count)
+        at_ns = np.maximum(times_ns, begins_ns[0])
+        stretch = np.maximum(np.searchsorted(begins_ns, at_ns, side="right") - 1, 0)
+        if not self.spans.leaf_count:
+            return stretch, np.full(len(times_ns), -1)
+        leaf = np.maximum(np.searchsorted(self.spans.begin_ns[leaves], times_ns, side="right") - 1, 0)
+        since_ns = times_ns - self.spans.begin_ns[leaf]
+        return stretch, np.where((since_ns >= 0) & (since_ns < self.spans.durations_ns[leaf]), leaf, -1)
+
+
+class _Leaves(NamedTuple):
+    """Spans without other spans inside, in time order. Most spans are, and they need no matching."""
+
+    ids: Ints
+    begin_ns: Ints
+    durations_ns: Ints
+    is_counted: Bools
 
 
 class _Matched(NamedTuple):
-    """The result of matching the events of a block."""
+    """The result of matching the events outside leaf spans."""
 
     table: tuple[Ints, Ints, Ints, Ints, Ints, Bools]  # ids, begins, ends, parents, outer ids, counted
-    owners: Ints  # owners[i] owns the time from event i on, 0 for none
+    owners: Ints  # owners[i] owns the time from event i on, 0 for none; the time of leaf spans is subtracted
     owner_outer_ids: Ints  # see Stretches.outer_ids
     still_open: Events
     dropped: int
@@ -213,21 +230,62 @@ def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, o
         from_ns: begin of the first piece.
         outside: the sections outside training steps.
     """
+    cuts_ns = ends_ns[:-1]
     (times_ns, codes), still_open = _without_discarded(events, still_open)
+    leaves, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
     matched = _match_nested(times_ns, codes, outside)
     if matched is None or len(matched.still_open.codes) > MAX_OPEN:
         matched = _match_any_order(times_ns, codes, outside)
-    stretches = _stretches(matched, times_ns, ends_ns[:-1], from_ns, int(ends_ns[-1]))
-    begin_pieces, pieces = (
-        np.minimum(np.searchsorted(ends_ns, begins_ns, side="right"), len(ends_ns) - 1)
-        for begins_ns in (matched.table[1], stretches.begin_ns)
+    stretches = _stretches(matched, times_ns, cuts_ns, from_ns, int(ends_ns[-1]))
+
+    def pieces_at(times_ns: Ints) -> Ints:
+        return np.minimum(np.searchsorted(ends_ns, times_ns, side="right"), len(ends_ns) - 1)
+
+    leaf_count, pieces = len(leaves.ids), pieces_at(stretches.begin_ns)
+    first = np.searchsorted(leaves.begin_ns, stretches.begin_ns)
+    first[0] = 0
+    leaves_per_stretch = np.diff(first, append=leaf_count)
+    until_ns = np.concatenate([[0], np.cumsum(leaves.durations_ns)])  # the sum of those before
+    own_ns = stretches.durations_ns - (until_ns[first + leaves_per_stretch] - until_ns[first])
+    outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
+    is_outside = outer_ids > 0
+    if outside.exists:
+        is_outside |= outside.table[leaves.ids]
+    ids, begin_ns, end_ns, parents, outers, is_counted = matched.table
+    spans = EndedSpans(
+        ids=np.concatenate([_renamed(leaves.ids, outer_ids, outside.rename), ids]),
+        begin_ns=np.concatenate([leaves.begin_ns, begin_ns]),
+        end_ns=np.concatenate([leaves.begin_ns + leaves.durations_ns, end_ns]),
+        durations_ns=np.concatenate([leaves.durations_ns, end_ns - begin_ns]),
+        parents=np.concatenate([np.repeat(stretches.owners, leaves_per_stretch), parents]),
+        pieces=np.concatenate([np.repeat(pieces, leaves_per_stretch), pieces_at(begin_ns)]),
+        is_outside=np.concatenate([is_outside, outers > 0]),
+        is_counted=np.concatenate([leaves.is_counted, is_counted]),
+        leaf_count=leaf_count,
     )
-    ids, begin_ns, end_ns, parents, outer_ids, is_counted = matched.table
-    spans = EndedSpans(ids, begin_ns, end_ns, end_ns - begin_ns, parents, begin_pieces, outer_ids > 0, is_counted)
-    return ThreadBlock(spans, stretches, pieces, matched.still_open, matched.dropped)
+    return ThreadBlock(spans, stretches, pieces, own_ns, matched.still_open, matched.dropped)
+
+
+def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[_Leaves, Ints, Ints]:
+    """Return the spans whose exit directly follows their enter, and the remaining events."""
+    rows = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
+    begin_ns = times_ns[rows]
+    durations_ns = times_ns[rows + 1] - begin_ns
+    if len(cuts_ns) and len(rows):
+        at = np.searchsorted(begin_ns, cuts_ns) - 1
+        crossing = at[(at >= 0) & (begin_ns[at] + durations_ns[at] > cuts_ns)]
+        if len(crossing):
+            rows, begin_ns = np.delete(rows, crossing), np.delete(begin_ns, crossing)
+            durations_ns = np.delete(durations_ns, crossing)
+    leaves = _Leaves(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & TIME_ONLY) == 0)
+    if 2 * len(rows) == len(codes):
+        return leaves, times_ns[:0], codes[:0]
+    remains = np.ones(len(codes), np.bool_)
+    remains[rows] = remains[rows + 1] = False
+    return leaves, times_ns[remains], codes[remains]
 
 
 def _match_nested(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched | None:
@@ -266,7 +324,9 @@ def _enclosing(
 ) -> tuple[NDArray[np.intp], Ints]:
     """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see Stretches.outer_ids)."""
     parent = np.full(len(codes), -1, np.intp)
-    outer_ids = np.where(outside.table[np.maximum(codes, 0)], codes, 0)
+    outer_ids = np.zeros(len(codes), np.int64)
+    if outside.exists:
+        outer_ids = np.where(outside.table[np.maximum(codes, 0)], codes, 0)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
     for level_begin, level_end in itertools.pairwise(ends):
@@ -386,10 +446,17 @@ def sum_time(block: ThreadBlock, step_rows: Ints, complete: int, rows: int) -> S
         rows: number of sections.
     """
     spans, stretches = block.spans, block.stretches
+    leaves = slice(0, spans.leaf_count)
     step_row = step_rows[block.pieces]
-    row = np.where((stretches.outer_ids > 0) | (step_row < 0), complete + 1, step_row)
-    sums = sums_by(row * rows + stretches.owners, stretches.durations_ns, (complete + 2) * rows)
-    span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, step_rows[spans.pieces])
+    outside_row = complete + 1
+    row = np.where((stretches.outer_ids > 0) | (step_row < 0), outside_row, step_row)
+    size = (complete + 2) * rows
+    sums = sums_by(row * rows + stretches.owners, block.own_ns, size)
+    span_row = step_rows[spans.pieces]
+    if spans.leaf_count:
+        leaf_row = np.where(spans.is_outside[leaves] | (span_row[leaves] < 0), outside_row, span_row[leaves])
+        sums += sums_by(leaf_row * rows + spans.ids[leaves], spans.durations_ns[leaves], size)
+    span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, span_row)
     goes_on = span_row == complete
     totals = sums_by(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)
     return StepTimes(sums.reshape(-1, rows), totals.reshape(2, rows), span_row)

@@ -35,20 +35,25 @@ class StepBounds(NamedTuple):
 
 
 class ThreadSpans(NamedTuple):
-    """Spans of one thread, in no particular order."""
+    """Spans of one thread, in no particular order unless ``are_sorted``: then begins and ends ascend."""
 
     thread_id: int
     ids: Ints
     begin_ns: Ints
     end_ns: Ints
+    are_sorted: bool = False
 
     def where(self, rows: Ints) -> "ThreadSpans":
         """Return some of the spans."""
-        return ThreadSpans(self.thread_id, self.ids[rows], self.begin_ns[rows], self.end_ns[rows])
+        return ThreadSpans(self.thread_id, self.ids[rows], self.begin_ns[rows], self.end_ns[rows], self.are_sorted)
 
     def between(self, from_ns: int, until_ns: int) -> "ThreadSpans":
         """Return the spans that have a part in this time."""
-        return self.where(np.flatnonzero((self.begin_ns < until_ns) & (self.end_ns > from_ns)))
+        if not self.are_sorted:  # of most batches these are few
+            return self.where(np.flatnonzero((self.begin_ns < until_ns) & (self.end_ns > from_ns)))
+        rows = slice(self.end_ns.searchsorted(from_ns, "right"), self.begin_ns.searchsorted(until_ns))
+        ids, begin_ns, end_ns = (column[rows].copy() for column in (self.ids, self.begin_ns, self.end_ns))
+        return self._replace(ids=ids, begin_ns=begin_ns, end_ns=end_ns)  # copies, which do not keep the whole batch
 
 
 class RecordedStep(NamedTuple):
@@ -143,8 +148,12 @@ class StepSpans:
 
     def add_spans(self, thread_id: int, spans: EndedSpans) -> None:
         """Add the spans of a thread that ended in a batch, the training thread's first."""
-        if len(spans.ids):
-            self._spans.append(ThreadSpans(thread_id, spans.ids, spans.begin_ns, spans.end_ns))
+        leaves = spans.leaf_count
+        for part, are_sorted in ((slice(0, leaves), True), (slice(leaves, None), False)):
+            ids = spans.ids[part]
+            if len(ids):
+                columns = (ids, spans.begin_ns[part], spans.end_ns[part])
+                self._spans.append(ThreadSpans(thread_id, *columns, are_sorted=are_sorted))
 
     def end_batch(self, names: Mapping[int, str], warmup_steps: int | None, until_ns: int) -> None:
         """Choose from the steps of a batch, and keep what the step that goes on may need. ``names``: its threads'."""
@@ -164,7 +173,10 @@ class StepSpans:
         self._last += [(ended.at(row), self._spans) for row in range(max(0, count - AT_END), count)]
         del self._last[:-AT_END]
         since_ns = until_ns if self._begun_ns is None else self._begun_ns
-        kept = [spans for each in self._spans if len((spans := each.between(since_ns, until_ns + 1)).ids)]
+        going_on = [
+            each for each in self._spans if (each.end_ns[-1] if each.are_sorted else each.end_ns.max()) > since_ns
+        ]
+        kept = [spans for each in going_on if len((spans := each.between(since_ns, until_ns + 1)).ids)]
         self._spans = [_longest([spans], KEPT)[0] for spans in (_merged(kept) if len(kept) > MOST_PARTS else kept)]
 
     def held_steps(self) -> list[HeldStep]:

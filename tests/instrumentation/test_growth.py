@@ -28,13 +28,24 @@ class Watched:
     def __init__(self, model, monkeypatch):
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        self.detector = SimpleNamespace(updates=0, inferred_updates=0)
+        self.detector = SimpleNamespace(backwards=0, updates=0, inferred_updates=0)
         program = SimpleNamespace(optimizers=[self.optimizer], place_of=lambda frame: "train.py:9")
-        self.watch = GrowthWatch(program, lambda: self.detector)
+        self.watch = GrowthWatch(program, lambda: self.detector, self.sleep)
+        self.is_awake, self.seen = True, 0
         monkeypatch.setattr("training_profiler.inspections.growth.FREE_NS", 10**12)
 
+    def sleep(self):
+        self.is_awake = False
+
+    def begins(self, loss, frame):
+        self.is_awake = self.is_awake or self.watch.is_due()
+        if self.is_awake:
+            self.seen += 1
+            self.watch.backward_begins((loss,), {}, frame, True)
+        self.detector.backwards += 1
+
     def backward(self, loss, **kwargs):
-        self.watch.backward_begins((loss,), {}, sys._getframe(1), True)
+        self.begins(loss, sys._getframe(1))
         loss.backward(**kwargs)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -110,9 +121,26 @@ def test_micro_batches_of_one_update_may_have_a_graph_in_common(training):
         state = torch.ones(2, 4)
         for _ in range(4):
             state = training.model(state)
-            training.watch.backward_begins((state.sum(),), {}, sys._getframe(), True)
+            training.begins(state.sum(), sys._getframe())
         training.backward(state.sum())
     assert training.grown(GRAPH) == {}
+
+
+def in_updates_of(micro_batches, training):
+    state = torch.zeros(2, 4)
+    for number in range(2000):
+        state = training.model(state.detach() if number % micro_batches == 0 else state)
+        training.begins(state.sum(), sys._getframe())
+        if number % micro_batches == micro_batches - 1:
+            training.detector.updates += 1
+
+
+@pytest.mark.parametrize("micro_batches", [1, 8, 30])
+def test_between_looks_it_sleeps_and_knows_the_last_update_when_it_wakes(training, micro_batches):
+    in_updates_of(micro_batches, training)
+    assert training.grown(GRAPH) == {}
+    looks = 11  # after pass 64, each 1.4 times as far as the one before
+    assert training.seen <= 66 + looks * (2 * micro_batches + 3)  # of 2,000
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "of a parameter"])

@@ -32,7 +32,7 @@ class EarlySteps:
         program = UserProgram(context)
         self._repeats = RepeatedForward(program)
         self._graphs = GraphMarks(context.calls)
-        self._growth = GrowthWatch(program, lambda: context.detector)
+        self._growth = GrowthWatch(program, lambda: context.detector, self._look_no_more)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
@@ -167,6 +167,15 @@ class EarlySteps:
                 each.stop()
             if self._padding.facts(self._steps) is not None and self._context.detector is not None:
                 self._context.detector.input_sizes.show_to(self._padding.look)
+
+    def poll(self) -> None:
+        """Look again, after the early steps, where that is due."""
+        if self._is_done and self._growth.is_due():
+            self._context.watch_backward(self._growth)
+
+    def _look_no_more(self) -> None:
+        if self._is_done:
+            self._context.watch_backward(None)
 
     def _follow_no_more(self) -> None:
         for each in self._followed:

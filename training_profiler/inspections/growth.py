@@ -36,8 +36,8 @@ MOST_LINES: Final = 3
 BACKWARD: Final = "backward"
 KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods that keep an argument
 FIRST: Final = 4  # backward pass that is looked at
-FOLLOWED: Final = 64  # backward passes before it, of one update or of two
 APART: Final = 1.4  # times as many backward passes until the next one
+AT_ONCE: Final = 64  # backward passes from which on it sleeps in between, and most of those that an update may have
 FREE_NS: Final = 20_000_000  # for looking, and as much again ...
 PART: Final = 200  # ... as this part of the time since then
 OF_PARAMETERS: Final = 2**63  # and above: nodes that add to gradients, which are made once
@@ -209,14 +209,20 @@ def _bare(value: ast.expr) -> Iterator[str]:
 
 
 class GrowthWatch:
-    """Looks at the training from the backward passes of its whole run, as a ``BackwardWatch``."""
+    """Looks at the training from a few backward passes of its whole run, as a ``BackwardWatch``.
 
-    def __init__(self, program: UserProgram, detector: Callable[[], Any]) -> None:
-        self._program, self._detector = program, detector
+    Args:
+        detector: returns the loop detector, which counts backward passes and updates.
+        sleep: called when backward passes need not come here until ``is_due``.
+    """
+
+    def __init__(self, program: UserProgram, detector: Callable[[], Any], sleep: Callable[[], None]) -> None:
+        self._program, self._detector, self._sleep = program, detector, sleep
         self._began_ns = perf_counter_ns()
         self._spent_ns = 0
-        self._calls, self._next = 0, FIRST
+        self._calls, self._next = 0, FIRST  # backward passes
         self._updates = self._newest = self._before = 0
+        self._changes = 1  # of the number of updates, while awake: the first one after a sleep comes too late
         self._walks = False  # through the graph of the next loss
         self._makers: dict[int, str] = {}  # of the nodes of variables: by their numbers, the variables' names
         self._kept_at = "", ""  # the variable that leads there; the line of the backward pass
@@ -226,10 +232,17 @@ class GrowthWatch:
         self._hook_at: dict[str, str] = {}
         self._lines: dict[str, tuple[tuple[int, int], ...]] = {}  # that work through a variable, once they are found
 
+    def is_due(self) -> bool:
+        """Whether backward passes are to come here again."""
+        detector = self._detector()
+        return detector is not None and detector.backwards >= self._next and not self._has_spent()
+
+    def _has_spent(self) -> bool:
+        return self._spent_ns > FREE_NS + (perf_counter_ns() - self._began_ns) / PART
+
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
         """Take the number of the loss's node, and look at the program where it is time."""
-        self._calls += trains
-        if trains and (self._walks or self._calls + FOLLOWED >= self._next):
+        if trains:
             with contextlib.suppress(Exception):  # tensors and modules may have methods of their own
                 self._backward_begins(kwargs.get("tensors", args[0] if args else ()), frame)
 
@@ -238,18 +251,22 @@ class GrowthWatch:
         loss = loss[0] if isinstance(loss, (list, tuple)) else loss
         if type(loss) not in plain_classes(torch) or detector is None:
             return
-        node = loss.grad_fn
+        node, self._calls = loss.grad_fn, detector.backwards + 1
         if (updates := detector.updates + detector.inferred_updates) != self._updates:
             self._updates, self._before = updates, self._newest
+            self._changes += 1
         self._newest = node._sequence_nr()  # nodes are numbered in the order in which a thread makes them
-        if not self._walks and self._calls < self._next:
-            return
         begin_ns = perf_counter_ns()
-        if self._spent_ns > FREE_NS + (begin_ns - self._began_ns) / PART or is_watched():
-            return
         if self._walks:
             self._walks = False
             self._follow(node, frame)
+            if self._calls > AT_ONCE:
+                self._changes = 0
+                self._sleep()
+        elif self._calls < self._next or (self._changes < 2 and self._calls < self._next + AT_ONCE):
+            return
+        elif self._has_spent() or is_watched():
+            return
         else:
             self._walks, self._next = True, max(self._calls + 2, int(self._calls * APART))
             self._look(frame, torch)

@@ -162,6 +162,7 @@ class Session:
             self._next_poll_ns = now_ns + POLL_NS
             self.run.samplers.poll(now_ns)
             self._captures.poll(now_ns)
+            self.instrumentation.early_steps.poll()
         if self._captures.is_on:
             self._captures.step_ended(steps, now_ns)
         if self._gradient_sync.modules:

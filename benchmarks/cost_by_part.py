@@ -149,7 +149,6 @@ class _Parts:
         self.on_training: Counter[str] = Counter()
         self._inner_ns = [0]  # of calls inside of the call under way
         self._thread = threading.get_ident()
-        self._samplers = session.run.samplers
         for name, part in PIPELINE.items():
             timed = self._timed(part, getattr(session.run, name))
             stack.enter_context(patch.object(session.run, name, timed))
@@ -212,7 +211,7 @@ def measure(ms: str, batch: str, seconds: str) -> dict[str, Any]:
 
 def _beside(session: Any, step: Callable[[], None], step_ns: float, pairs: int) -> list[float]:
     """Return ratios of CPU time of this thread in neighbouring blocks, sampler and monitor on over off."""
-    samplers, settings, ratios = session.samplers, session.settings, []
+    samplers, settings, ratios = session.run.samplers, session.settings, []
     steps = max(2, round(BLOCK_NS / step_ns))
     for pair in range(pairs):
         cpu_ns = {}

@@ -20,12 +20,12 @@ SCREENS = Path(__file__).parents[2] / "docs" / "_samples" / "screens"
 NAMES = sorted(folder.name for folder in RUNS.iterdir())
 
 
-def screen_of(name: str, width: int = 80) -> str:
+def screen_of(name: str, width: int = 80, **most: int) -> str:
     """Return the report of a recorded run, as a terminal of UTF-8 without color shows it."""
     snapshot, command = read_run(RUNS / name), read_meta(RUNS / name)["command"]
     origin = Origin(program_in(command), f"runs/{name}", typed_program(command))
     layout = Layout(width, is_unicode=True)
-    return render_final(snapshot, diagnose(snapshot), layout, origin=origin).lstrip("\n")
+    return render_final(snapshot, diagnose(snapshot), layout, origin=origin, **most).lstrip("\n")
 
 
 def answer_in(text: str) -> list[str]:
@@ -49,3 +49,12 @@ def test_a_screen_fits(name: str, width: int) -> None:
     if width >= 80:
         assert len(lines) <= 60
         assert len(answer_in("\n".join(lines))) < 24
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_of_a_notebook_has_a_short_report_with_the_same_blocks_and_verdict(name: str) -> None:
+    full, text = (screen_of(name, most_lines=most) for most in (60, 40))
+    blocks = "Detailed Breakdown:", "Time Distribution:", "Performance Insights:"
+    assert sorted(blocks, key=text.index) == list(blocks)
+    assert len(text.splitlines()) <= 40
+    assert answer_in(text)[:2] == answer_in(full)[:2]

@@ -1,5 +1,7 @@
 """Work between two epochs that were detected belongs to no step."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.support.session import FakeTraining
@@ -9,6 +11,8 @@ from training_profiler.model.snapshot import OUTSIDE_STEPS
 
 class Boundaries:
     """The part of the instrumentation that a step asks."""
+
+    early_steps = SimpleNamespace(poll=lambda: None)
 
     def __init__(self):
         self.next = None

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,33 @@ def test_reports_that_the_user_did_not_ask_for_leave_time_between_them(tmp_path,
             printed.append("Profiling Report" in capsys.readouterr().out)
         outputs.stop()
         assert printed == expected
+
+
+def test_cells_of_a_notebook_are_summed_up_once_and_repeat_nothing_while_the_run_is_about_as_long(
+    tmp_path, capsys, monkeypatch
+):
+    now_s, sent = [100.0], []
+    monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
+    outputs = outputs_in(tmp_path)
+    monkeypatch.setattr(outputs, "interval_row", lambda snapshot: sent.append(snapshot.steps))
+
+    def cell(first_step, steps, after_s):
+        now_s[0] += after_s
+        run = snapshot_of({"forward_pass": 0.5}, steps=steps, step_s=0.001)
+        ends = outputs.cell(replace(run, first_step=first_step), lambda: run)
+        printed = capsys.readouterr().out
+        kinds = ("Final Profiling Summary", "Profiling Report", "Profiler: step")
+        (kind,) = (kind for kind in kinds if kind in printed)
+        return kind, len(printed.splitlines()) == 1, ends
+
+    assert cell(0, 30, 1) == ("Final Profiling Summary", False, True)
+    assert cell(30, 90, 5) == ("Profiler: step", True, False)  # right after a report
+    assert cell(30, 150, 6) == ("Profiling Report", False, True)
+    assert cell(150, 153, 60) == ("Profiler: step", True, False)  # only a few steps
+    assert cell(150, 300, 60) == ("Final Profiling Summary", False, True)  # much longer than the first
+    assert cell(300, 2990, 60) == ("Profiling Report", False, True)
+    assert sent == [30, 150, 300, 2990]
+    outputs.stop()
 
 
 def test_an_epoch_that_was_detected_has_a_line_and_a_marked_one_a_summary(tmp_path, capsys):

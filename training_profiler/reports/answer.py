@@ -39,9 +39,9 @@ class Origin:
 
 
 def answer_of(
-    snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin
+    snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin, most: int = MOST_LINES
 ) -> tuple[list[str], Sequence[Finding]]:
-    """Return the lines of the answer, and the findings that it has room for within ``MOST_LINES``."""
+    """Return the lines of the answer, and the findings that it has room for within ``most`` and ``MOST_LINES``."""
     layout = replace(layout, width=min(layout.width, WIDEST))
     changes = important(snapshot, findings)
     shown = len(changes)
@@ -53,7 +53,7 @@ def answer_of(
             *_beside(snapshot, findings, changes, layout),
             *_next(snapshot, findings, changes[:shown], origin, layout),
         ]
-        if shown <= 1 or len(lines) < MOST_LINES:
+        if shown <= 1 or len(lines) < min(most, MOST_LINES):
             return lines, changes[:shown]
         shown -= 1
 

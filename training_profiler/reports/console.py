@@ -79,6 +79,7 @@ TITLE: Final = "Time Distribution:"
 TIME_WIDTH, SHARE_WIDTH, FEWEST_OF_BAR, NARROW, NARROW_SHARE = 10, 13, 8, 60, 8  # columns
 LABEL_WIDTH: Final = 30
 FEWEST_TIMES: Final = (TIMES, TIMES[:1], ())  # where the terminal is narrow
+FEW: Final = 5  # rows: where the table has fewer, there are two more bars than that
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
@@ -95,7 +96,8 @@ def breakdown_lines(
         # The profiler has time before it has a span: this report is part of its first span.
         rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
         breakdown = list(_row_lines(snapshot, rows)) if layout.is_lines else _table(snapshot, rows, layout, most)
-    shares = _share_lines(snapshot) if layout.is_lines else share_rows(snapshot, layout, changes, True, most)
+    bars = max(most, min(most + 2, FEW))
+    shares = _share_lines(snapshot) if layout.is_lines else share_rows(snapshot, layout, changes, True, bars)
     shares = shares or ["Time Distribution:", "(no time has passed on the clock)"]
     return ["Detailed Breakdown:", *breakdown, "", *shares]
 
@@ -223,7 +225,8 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
 SHOWS_WAITING: Final = 0.1  # of step time
 MOSTLY_OWN: Final = 0.5  # of the host's time in a section
 MOST_LINES: Final = 60  # of the final report, unless it is the full one
-MOST_OF_BLOCKS: Final = (MOST_LINES, MOST_ROWS, 9, 7, 5)  # rows: the first that make so few lines
+MOST_OF_BLOCKS: Final = (MOST_LINES, MOST_ROWS, 9, 7, FEW, 3, 2)  # rows: the first that make so few lines
+BESIDE_ANSWER: Final = 22  # lines: the shortest title and blocks, with the lines below them
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _EPOCH_LABEL_WIDTH: Final = 25
 _SHOWN_FROM_S: Final = 0.005
@@ -248,6 +251,8 @@ def render_final(
     has_checklist: bool = False,
     origin: Origin | None = None,
     is_full: bool = False,
+    *,
+    most_lines: int = MOST_LINES,
 ) -> str:
     """Return the summary of a run; the answer comes last.
 
@@ -258,12 +263,13 @@ def render_final(
         has_checklist: whether usual targets stand before the insights.
         origin: program and run folder, for the commands to type next.
         is_full: whether all that was measured is in it, and every finding with all its figures.
+        most_lines: of a report of 80 columns that is not full; of the answer as many as leave room for the rest.
     """
     findings, origin = list(findings), origin or Origin()
     is_full = is_full or layout.is_lines
     all_findings = insight_lines(snapshot, findings, layout)
     checks = ["", *checklist_lines(snapshot, layout)] if has_checklist else []
-    answer, changes = answer_of(snapshot, findings, layout, origin)
+    answer, changes = answer_of(snapshot, findings, layout, origin, most_lines - BESIDE_ANSWER)
     if layout.is_lines:
         answer, all_findings = [*verdict_lines(snapshot, findings, layout), *all_findings], []
     else:
@@ -282,7 +288,7 @@ def render_final(
             "Performance Insights:",
             *answer,
         ]
-        if len(lines) <= MOST_LINES:
+        if len(lines) <= most_lines:
             break
     return _text(lines, layout)
 

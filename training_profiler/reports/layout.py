@@ -24,9 +24,9 @@ for _name in {"tabulate", "termcolor"} - set(_imported_before):
 TABLE, LINES = "table", "lines"
 WIDTH: Final = 80  # of files, pipes, and terminals that do not know their own
 MIN_WIDTH: Final = 40
-# The spaces in "7.58 ms", "20 min 49 s", "2 h 05 min", "59.7 MFLOP/s" and "4.18 steps/s".
-_IN_A_QUANTITY: Final = re.compile(
-    r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB|\w+/s)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)"
+# The spaces in "7.58 ms", "20 min 49 s", "2 h 05 min", "59.7 MFLOP/s" and "4.18 steps/s", and in "In [2]:5".
+_KEEPS_TOGETHER: Final = re.compile(
+    r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB|\w+/s)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)|(?<=\bIn) (?=\[\d)"
 )
 KEPT: Final = "\0"  # stands for such a space; names in reports have no control characters
 
@@ -57,12 +57,12 @@ class Layout:
     def wrap(self, text: str, first: str = "", rest: str = "  ") -> list[str]:
         """Return ``text`` in lines of the layout's width, the first after ``first``, the others after ``rest``.
 
-        No line ends between a number and its unit.
+        No line ends between a number and its unit, or within the place of a notebook's cell.
         """
         if self.is_lines:
             return [first + text.replace(KEPT, " ")]
         lines = textwrap.wrap(
-            _IN_A_QUANTITY.sub(KEPT, text),
+            _KEEPS_TOGETHER.sub(KEPT, text),
             max(self.width, MIN_WIDTH),
             initial_indent=first,
             subsequent_indent=rest,

@@ -21,10 +21,17 @@ from training_profiler.diagnosis import Finding, diagnose, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
-from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
+from training_profiler.reports.console import (
+    MOST_LINES,
+    Origin,
+    epoch_line,
+    render_epoch,
+    render_final,
+    render_periodic,
+)
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.reports.sections import largest_shares
+from training_profiler.reports.sections import largest_shares, status_text
 from training_profiler.runtime.terminal import OutputThread, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.safety.files import is_in_place, replaced_file
@@ -111,6 +118,8 @@ DISK_S: Final = 1.0  # at the end, for a disk that does nothing
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
 PROGRAM: Final = "the program"  # which logs rows itself, as if it were a tracker
 BETWEEN_REPORTS_S: Final = 10.0  # at least, where the user did not ask for reports
+CELL_LINES: Final = 40  # of the summary below a cell of a notebook, at most
+MUCH_LONGER: Final = 10  # times the steps of the last summary: that was of a few batches to try
 LINE_FROM_S: Final = 1.0  # shorter epochs of a program that does not mark them have no line
 LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
 ONLY_WAITED: Final = (
@@ -145,6 +154,7 @@ class Outputs:
         self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
         self._printed_s = time.monotonic()  # when the last report was, or the run began
+        self._summed_up = 0  # steps that cells of a notebook had made at the last summary
         self._last_epoch: EpochStats | None = None
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(self.settings.sinks)
@@ -265,16 +275,13 @@ class Outputs:
         """Report on an interval; ``stats`` returns those of the run so far. Called on the primary rank."""
         self.terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
         if not self.terminal.status.is_active and not self.settings.is_quiet and self._is_due():
-            run = stats()
+            self._printed_s, run = time.monotonic(), stats()
             self.terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))
         self.interval_row(snapshot)
 
     def _is_due(self) -> bool:
         """Return whether a report may follow the last one; without a ``log_every`` of the user some time is between."""
-        now_s = time.monotonic()
-        is_due = self.settings.is_log_every_given or now_s - self._printed_s >= BETWEEN_REPORTS_S
-        self._printed_s = now_s if is_due else self._printed_s
-        return is_due
+        return self.settings.is_log_every_given or time.monotonic() - self._printed_s >= BETWEEN_REPORTS_S
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
         """Send the metrics of an interval to the trackers, or to one of them."""
@@ -341,9 +348,27 @@ class Outputs:
         elif not self.settings.is_quiet:
             self.terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
 
-    def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
-        """Print the summary of a run that goes on."""
-        self.terminal.print(self._summary(snapshot, findings, self._layout()))
+    def cell(self, snapshot: Snapshot, stats: Callable[[], Snapshot]) -> bool:
+        """Report on a cell of a notebook; return whether that ends the interval. Arguments are those of ``periodic``.
+
+        The first cell that trains sums the run up, and so does one that makes it much longer. Other cells get a
+        report on the interval, or a line where that is short or a report came just before.
+        """
+        if snapshot.steps >= MUCH_LONGER * self._summed_up:
+            self._summed_up, self._printed_s, run = snapshot.steps, time.monotonic(), stats()
+            self.terminal.print(self._summary(run, diagnose(run), self._layout(), CELL_LINES))
+            self.interval_row(snapshot)
+            return True
+        step, steps = snapshot.step, snapshot.steps - snapshot.first_step
+        is_long = step is not None and (steps >= self.settings.interval_steps or step.total_s >= BETWEEN_REPORTS_S)
+        if is_long and self._is_due():
+            self.periodic(snapshot, stats)
+            return True
+        if step is not None and not self.settings.is_quiet:
+            shares = {name: snapshot.share_of_step(name) or 0.0 for name in snapshot.sections}
+            line = status_text(snapshot.steps, 1 / step.avg_s, largest_shares(shares), self._layout().width)
+            self.terminal.print(f"{line}\n")
+        return False
 
     def report_files(self, snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, str]:
         """Return the texts of the report's files by their names."""
@@ -432,10 +457,12 @@ class Outputs:
         """Return the layout for the terminal as it is now."""
         return self.terminal.console.layout(self.settings.format)
 
-    def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> str:
+    def _summary(
+        self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, most_lines: int = MOST_LINES
+    ) -> str:
         folder = self._files.folder
         origin = Origin()
         if folder is not None:
             command = self._files.command  # earlier runs are not looked for here: the disk may not respond
             origin = Origin(program_in(command), typed_path(folder), typed_program(command))
-        return render_final(snapshot, findings, layout, self.settings.checklist, origin)
+        return render_final(snapshot, findings, layout, self.settings.checklist, origin, most_lines=most_lines)

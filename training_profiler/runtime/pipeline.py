@@ -453,10 +453,11 @@ class Pipeline:
         snapshot = self.stats()
         return snapshot.steps, next((finding.code for finding in diagnose(snapshot)), None)
 
-    def show_so_far(self) -> None:
-        """Print the final summary as it would be now."""
-        if self.rank.is_primary():
-            self.outputs.show_so_far(snapshot := self.stats(), diagnose(snapshot))
+    def report_cell(self) -> None:
+        """Report, up to the last flush, on a cell of a notebook that has ended."""
+        if self.rank.is_primary() and self.outputs.cell(self._snapshot(of_interval=True), self.stats):
+            self.exchange.new_interval()
+            self.sums.new_interval()
 
     def report_files(self) -> dict[str, str]:
         """Return the final report up to the last flush, as the texts of its files by their names."""

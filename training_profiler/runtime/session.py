@@ -36,7 +36,7 @@ CELL_EVENT: Final = "post_run_cell"
 
 
 class NotebookCells:
-    """Shows the summary so far below each cell in which steps have ended: a kernel's end shows nothing."""
+    """Shows a report below each cell in which steps have ended: a kernel's end shows nothing."""
 
     def __init__(self, progress: TrainingProgress, show: Callable[[], None]) -> None:
         self._progress, self._show = progress, show
@@ -78,7 +78,7 @@ class Session:
         self.is_running = False
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
         self._components: tuple[Component, ...] = (run.hang_watch, run.captures, run.samplers, run)
-        self._cells = NotebookCells(run.progress, self.show_so_far)
+        self._cells = NotebookCells(run.progress, self.report_cell)
         self._recorder, self._progress, self._captures = run.recorder, run.progress, run.captures
         self._gradient_sync, self._planned_end = run.instrumentation.context.gradient_sync, run.planned_end
         self._shutdown = Shutdown(self.close)
@@ -422,9 +422,9 @@ class Session:
         """Send the metrics since the last report to a tracker: the program is about to end its run."""
         self._exclusively(lambda: self._flush_and(lambda: self.run.send_interval(tracker)), PATIENCE_S)
 
-    def show_so_far(self) -> None:
-        """Print the summary of the run so far: a cell of a notebook has ended."""
-        self._exclusively(lambda: self._flush_and(self.run.show_so_far), PATIENCE_S)
+    def report_cell(self) -> None:
+        """Report on a cell of a notebook that has ended."""
+        self._exclusively(lambda: self._flush_and(self.run.report_cell), PATIENCE_S)
 
     def _flush_and(self, work: Callable[[], None]) -> None:
         self._flush()

@@ -123,6 +123,10 @@ def test_all_that_was_said_has_a_run() -> None:
     assert golden().keys() == SAYS.keys()
 
 
+def test_no_action_is_to_look_for_something() -> None:
+    assert not [name for name, run in golden().items() if "Look for" in run["actions"]]
+
+
 @pytest.mark.parametrize("name", SAYS)
 def test_runs_that_fire_say_the_same_as_before(name: str) -> None:
     assert said(*SAYS[name]) == golden()[name]

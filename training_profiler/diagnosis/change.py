@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, name_of
 from training_profiler.base.units import time_text
-from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.finding import PROGRAM, Action, Change, Finding, Fix
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
@@ -44,6 +44,7 @@ COPIED: Final = Fix(
     (Change.DETACH, Change.ROOM_FOR_ALL),
 )
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
+MOST_OF_SECTION: Final = 0.8  # of its time: from here on two lines are named
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
@@ -53,18 +54,17 @@ _MACHINE: Final = {
     MEMORY: "programs wait for memory pages",
 }
 OF_THE_MACHINE: Final = {
-    THE_MACHINE: "Look for what began on this machine at that time, before changing code",
-    CLOCK: "Look for heat or a power limit (nvidia-smi -q -d PERFORMANCE, CLOCK), before changing code",
+    THE_MACHINE: "End what began on this machine then (see top), or reserve CPUs, before changing code",
+    CLOCK: "Cool it, or raise its power limit (see nvidia-smi -q -d PERFORMANCE,CLOCK), before changing code",
 }
 ALL_ALIKE: Final = (  # what the program does more of makes one part longer, or few
-    "Look for what made the machine slower (its clock and heat, other programs) and for threads that the program "
-    "starts, before changing what a step does"
+    "See in top -H, beside the training, other programs and threads that it starts, and the machine's clock and heat, "
+    "before changing what a step does"
 )
 WHAT_BEGINS: Final = "Look for what begins there: a schedule, another phase of the data, other work on the machine"
-_FIXES: Final = {
-    **OF_THE_MACHINE,
-    OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
-}
+OUTSIDE_SECTIONS: Final = (
+    "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows"
+)
 
 
 @RULES.rule(
@@ -242,15 +242,18 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     if potential_saving_s < MIN_SAVING_S:
         return None
     cause, reason = cause_of(change)
+    where = less_at(snapshot, change, cause) or (record_around(change.step, snapshot.step.count),)
     if copies_all(change):
         fix = COPIED
+    elif cause in OF_THE_MACHINE:
+        fix = Fix(OF_THE_MACHINE[cause])
     elif cause:
-        look = _FIXES.get(cause, f"Look for what {name_of(cause)} does differently from there on")
+        look = OUTSIDE_SECTIONS if cause == OTHER else f"Look for what {name_of(cause)} does differently from there on"
         # A section may also rise alone because the machine is slower at what it does.
-        is_certain = cause not in change.sections or _line_that_rose(change, cause) is not None
-        fix = Fix(look if is_certain else f"{look}; or for what slowed the machine then")
+        is_certain = _line_that_rose(change, cause) is not None
+        fix = Fix(look if is_certain else f"{look}; or for what slowed the machine then", (), where)
     else:
-        fix = Fix(ALL_ALIKE if reason else WHAT_BEGINS)
+        fix = Fix(ALL_ALIKE) if reason else Fix(WHAT_BEGINS, (), where)
     evidence: dict[str, float | int | str] = {
         "rise": rise,
         "threshold": threshold,
@@ -363,6 +366,23 @@ def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
         if line.samples >= 10 and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
             return line
     return None
+
+
+def less_at(snapshot: Snapshot, change: StepChange, section: str) -> tuple[Action, ...]:
+    """Return the action at the line that carries a rise, or the two with most of its section; none if unknown."""
+    rose = _line_that_rose(change, section) if section in change.sections else None
+    places = [] if rose is None else [rose.line]
+    if rose is None and section in snapshot.sections:
+        lines = snapshot.hottest(section, of_steps=True)[:2]
+        if lines and sum(line.share for line in lines) >= MOST_OF_SECTION * snapshot.sections[section].share:
+            places = [f"{line.place} {line.what}" for line in lines]
+    return (Action(f"do less at {' and '.join(places)}", (Change.CHEAPER_LINES,)),) if places else ()
+
+
+def record_around(step: int, of: int) -> Action:
+    """Return the command that records four steps before a step of a run and four after it, to compare them."""
+    windows = ",".join(f"steps={first}-{first + 3}" for first in (max(2, step // 2), (step + of) // 2))
+    return Action(f"training-profiler run --capture {windows} {PROGRAM}", part=0.0)
 
 
 def copies_all(change: StepChange) -> bool:

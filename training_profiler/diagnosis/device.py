@@ -7,7 +7,7 @@ from typing import Final
 from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FORWARD_PASS
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text, ms_text
 from training_profiler.diagnosis.change import when_text, work_of
-from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
@@ -154,11 +154,12 @@ def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
         used, total_bytes = gpu.used_bytes, gpu.total_bytes
         free = 0.0 if total_bytes is None or used is None else total_bytes - used.last
         what = f"Memory allocated on GPU {gpu.index}"
-        if grows := _growing(gpu.allocated_growth, gpu.allocated_bytes, what, free, threshold):
+        if grows := _growing(gpu.allocated_growth, gpu.allocated_bytes, what, free, threshold, _keep_less(snapshot)):
             return grows
     available = machine.ram_available_bytes
     free = 0.0 if available is None else available.last
-    return _growing(machine.ram_growth, machine.ram_process_bytes, "Memory of this process", free, threshold)
+    memory = machine.ram_process_bytes
+    return _growing(machine.ram_growth, memory, "Memory of this process", free, threshold, _keep_less(snapshot))
 
 
 @RULES.rule(
@@ -191,14 +192,13 @@ def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
                 "last_step": change.last_step,
                 "grows": int(change.grows),
             },
-            "Look for what begins there: tensors kept with their graph (keep loss.item() or loss.detach() instead), a "
-            "cache, another part of the data",
+            _keep_less(snapshot),
         )
     return None
 
 
 def _growing(
-    growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float
+    growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float, fix: Fix
 ) -> Finding | None:
     """Return the finding about memory that grows, of which so much is free; 0 if that is unknown."""
     if growth is None or level is None or growth.points < 10 or growth.p_value > 0.001:
@@ -220,9 +220,15 @@ def _growing(
     return found(
         f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
         evidence,
-        "Look for tensors kept with their graph, such as a list of losses (keep loss.item() or loss.detach() "
-        "instead), or for a cache or log that is never emptied",
+        fix,
     )
+
+
+def _keep_less(snapshot: Snapshot) -> Fix:
+    """Return what to write where tensors are kept, and the command that shows what each step allocates."""
+    detached = "Keep loss.detach() or loss.item(), not loss, in lists and sums"
+    text = f"{detached}; or empty the cache or log that grows"
+    return Fix(text, (Change.DETACH,), (Action(detached, (Change.DETACH,)), record_steps(snapshot.steps)))
 
 
 @RULES.rule(

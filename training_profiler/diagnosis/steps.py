@@ -22,7 +22,9 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copies_all,
+    less_at,
     names_growth,
+    record_around,
     rest_of_rise,
     when_text,
     work_of,
@@ -250,15 +252,16 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = step.avg_s * step.settled_count * (rise / 2) / (1 + rise / 2)
     if rise <= threshold or p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
         return None
-    change = step.change or step.halves
+    change, where = step.change or step.halves, ""
     fix = Fix(
         "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, "
         "a log; or check whether the machine throttles",
         (Change.DETACH,),
+        (record_around(step.count // 2, step.count),),
     )
-    where = ""
     if change is not None and change.after_s > change.before_s:
         cause, reason = cause_of(change)
+        fix = Fix(fix, fix.changes, less_at(snapshot, change, cause) or fix.actions)
         where = reason and f", compared before and after step {change.step}{reason}"
         if copies_all(change):
             fix = COPIED

@@ -81,7 +81,9 @@ def first_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout)
 
 def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
     lines: list[str] = []
-    program = "torchrun ... " * (snapshot.ranks is not None) + (origin.command or origin.program or PROGRAM)
+    # Ranks that the program forks itself have no number from a launcher.
+    is_launched = snapshot.ranks is not None and snapshot.ranks.ranks[0].who.local_rank is not None
+    program = "torchrun ... " * is_launched + (origin.command or origin.program or PROGRAM)
     for number, change in enumerate(changes, start=1):
         first, rest = f" {number} ", "   "
         begin = len(lines) + 1

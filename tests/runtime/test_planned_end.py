@@ -85,7 +85,7 @@ def test_the_first_finding_is_sure_once_it_has_been_the_same_for_so_many_steps(c
     assert training.train(1) == training.steps
     assert training.said == [
         f"ending the training after {training.steps} steps, as --stop-when-sure asked: "
-        f"a was first for {SURE_STEPS} steps"
+        f"its answer was the same for {SURE_STEPS} steps (a)"
     ]
 
 

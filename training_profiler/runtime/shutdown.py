@@ -137,7 +137,11 @@ class PlannedEnd:
         is_reached = steps >= self._steps or now_ns >= self._due_ns
         self.ended_by = self._text if is_reached or not self._stops_when_sure else "--stop-when-sure"
         self._is_over, self.next_step = True, 0
-        why = "" if self.ended_by == self._text else f": {self._first[0]} was first for {SURE_STEPS} steps"
+        why = (
+            ""
+            if self.ended_by == self._text
+            else f": its answer was the same for {SURE_STEPS} steps ({self._first[0]})"
+        )
         self.say(f"ending the training after {counted(steps, 'step')}, as {self.ended_by} asked{why}")
         end_training()
 

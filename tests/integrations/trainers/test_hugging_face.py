@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def train(
     epochs: int = EPOCHS,
     save: str = "no",
     bars: bool = False,
+    kind: type[list[Any]] = list,
     **arguments: Any,
 ) -> list[tuple[Any, ...]]:
     """Train a small network; return what the callback of the user saw, with the losses."""
@@ -77,7 +79,7 @@ def train(
             disable_tqdm=not bars,
             **arguments,
         ),
-        train_dataset=examples,
+        train_dataset=kind(examples),
         eval_dataset=examples[:8],
         callbacks=[events, *callbacks],
     )
@@ -175,13 +177,30 @@ def test_setting_that_does_not_exist_is_an_error_at_once() -> None:
         profiler(log_evry=5)
 
 
-def test_a_limit_reaches_the_handler_of_the_user_as_ctrl_c_does(runs: Runs) -> None:
+class Slow(list):
+    """Examples that take long, so that the first finding is about the loader."""
+
+    def __getitem__(self, at: Any) -> Any:
+        time.sleep(0.001)
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended_by"), [({"for_": "4steps"}, "--for 4steps"), ({"stop_when_sure": True}, "--stop-when-sure")]
+)
+def test_an_early_end_reaches_the_handler_of_the_user_as_ctrl_c_does(
+    runs: Runs, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], ended_by: str
+) -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
-        train(profiler(for_="4steps"))
+        train(profiler(**settings), kind=Slow, epochs=10**4, save="steps", save_steps=2, save_total_limit=1)
     assert isinstance(ended.value, SystemExit)  # where no one handles it
     assert ended.value.code == 0
     runs.end()
-    assert (runs.report()["steps"], runs.report()["ended_by"]) == (4, "--for 4steps")
+    steps = runs.report()["steps"]
+    assert (steps == 4, runs.report()["ended_by"]) == (ended_by == "--for 4steps", ended_by)
+    assert f"Profiler: ending the training after {steps} steps, as {ended_by} asked" in capsys.readouterr().out
+    (checkpoint,) = Path("out").glob("checkpoint-*")
+    assert steps - int(checkpoint.name.rpartition("-")[2]) in (0, 1, 2)
 
 
 @pytest.mark.parametrize("longest", [64, None])

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -214,18 +215,34 @@ def test_ctrl_c_exits_as_without_the_profiler(runs: Runs) -> None:
     assert runs.report()["steps"] == 4
 
 
-def test_a_limit_ends_with_status_0_after_the_callbacks_of_the_user(runs: Runs) -> None:
+class Slow(TensorDataset):
+    """Samples that take long, so that the first finding is about the loader."""
+
+    def __getitem__(self, at: Any) -> Any:
+        time.sleep(0.001)
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended_by"), [({"for_": "4steps"}, "--for 4steps"), ({"stop_when_sure": True}, "--stop-when-sure")]
+)
+def test_an_early_end_has_status_0_after_the_callbacks_of_the_user(
+    runs: Runs, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], ended_by: str
+) -> None:
     class Saves(lightning.Callback):
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             trainer.save_checkpoint("ended.ckpt")
 
     handler = signal.getsignal(signal.SIGINT)
+    trainer = trainer_with(max_epochs=10**6, limit_val_batches=0, callbacks=[Saves()], **make("profiler", **settings))
     with pytest.raises(SystemExit) as ended:
-        fit(callbacks=[Saves()], **make("profiler", for_="4steps"))
+        trainer.fit(Model(), DataLoader(Slow(*data(50).dataset.tensors), batch_size=8))
     assert (ended.value.code, signal.getsignal(signal.SIGINT)) == (0, handler)
-    assert torch.load("ended.ckpt", weights_only=False)["global_step"] in (3, 4)
     runs.end()
-    assert (runs.report()["steps"], runs.report()["ended_by"]) == (4, "--for 4steps")
+    steps = runs.report()["steps"]
+    assert (steps == 4, runs.report()["ended_by"]) == (ended_by == "--for 4steps", ended_by)
+    assert f"Profiler: ending the training after {steps} steps, as {ended_by} asked" in capsys.readouterr().out
+    assert steps - torch.load("ended.ckpt", weights_only=False)["global_step"] in (0, 1)
 
 
 SPAWNING = """

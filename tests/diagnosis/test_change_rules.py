@@ -7,7 +7,16 @@ from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.change import slower_since
 from training_profiler.model.machine import Level
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, Grown, OptimizerFacts, ProgramFacts
+from training_profiler.model.program import (
+    GRAPH,
+    HOOKS,
+    SIZE,
+    SUBNORMAL,
+    UPDATED,
+    Grown,
+    OptimizerFacts,
+    ProgramFacts,
+)
 from training_profiler.model.ranks import RankId, RankStats
 from training_profiler.model.snapshot import (
     AllRanksStats,
@@ -117,6 +126,17 @@ GRAPH_OF = evenly(GRAPH, 12_000, name="state", place="train.py:31", own=100)
 AT_ONCE = Grown(SIZE, "history", ((4, 10.0), (390, 10.0), (410, 900.0), (1000, 900.0)), 1000, *HELD[4:6])
 
 
+def updating(*grown: Grown, section: str = "optimizer_step", **others) -> Snapshot:
+    """Return a run in which a section that optimizers have part in takes longer and longer."""
+    run = growing(*grown, sections={section: (0.02, 0.06), "other": (0.02, 0.02)}, **others)
+    return replace(run, sections=snapshot_of({section: 0.5}, steps=1000).sections)
+
+
+AVERAGES = evenly(SUBNORMAL[0], 80.0, name="exp_avg_sq of Adam")
+BETWEEN_LOOKS = AVERAGES._replace(points=((4, 0.0), (330, 1.0), (460, 75.0), (1000, 80.0)))
+WEIGHTS = AVERAGES._replace(kind=SUBNORMAL[1], name="the parameters of SGD")
+
+
 def with_graph(grown: Grown, steps: int = 50) -> Snapshot:
     run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.9}, steps=steps)
     return replace(run, program=ProgramFacts(grown=(grown,)))
@@ -215,6 +235,11 @@ SAYS = {
         "a list that grew at once": growing(AT_ONCE, lines=DECODE, **AT_401),
         "the first of two": growing(HELD._replace(lines=((90, 99),)), HELD, lines=DECODE),
         "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),
+        "a list that is written to a file": growing(HELD, lines=calling("json.dump").step.change.lines),
+        "parameters": updating(evenly(UPDATED, name="SGD")),
+        "subnormal averages": updating(AVERAGES),
+        "subnormal averages, at once between looks": updating(BETWEEN_LOOKS, **AT_401),
+        "subnormal weights": updating(WEIGHTS, section="backward_pass"),
     },
     "slower-since": {
         "a graph that grows, and another section": beside_graph("other"),
@@ -315,6 +340,9 @@ SILENT = {
         ),
         "grows evenly, the time at once": growing(HELD, lines=DECODE, **AT_401),
         "hooks, and another section": growing(evenly(HOOKS)),
+        "parameters, and another section": updating(evenly(UPDATED, name="SGD"), section="backward_pass"),
+        "subnormal averages, and another section": updating(AVERAGES, section="forward_pass"),
+        "subnormal averages evenly, the time at once": updating(AVERAGES, **AT_401),
         "99 steps": growing(HELD, lines=DECODE, steps=99),
         "larger inputs": growing(HELD, lines=DECODE, input_elements=(1000.0, 1500.0)),
         "nothing": growing(lines=DECODE),

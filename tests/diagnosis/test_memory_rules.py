@@ -109,6 +109,9 @@ SAYS = {
     "memory-growth": {
         "of the process": run_on(growing()),
         "just above a twentieth": run_on(growing(bytes_=52 * MIB)),
+        "in steps that take longer": replace(
+            run_on(growing()), step=replace(run_on(None).step, rise=0.5, rise_p_value=0.5)
+        ),
         "of a device, which comes first": run_on(replace(growing(), gpus=(GROWN,))),
     },
     "allocator-retries": {"often": retrying(12)},

@@ -15,9 +15,10 @@ from training_profiler.inspections.growth import (
     kept_at,
     lines_that_keep,
     lines_that_work_through,
+    subnormal_part,
     variables,
 )
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, CallSite
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, CallSite
 
 STEPS = 40
 
@@ -157,6 +158,75 @@ def test_hooks_that_are_registered_in_the_loop_are_counted(training, register):
     assert found[name].place.startswith("test_growth.py:")
 
 
+def steps_with(training, add):
+    for step in range(STEPS):
+        add(step)
+        training.backward(training.model(torch.ones(2, 4)).sum())
+    return training.grown(UPDATED)
+
+
+def test_parameters_that_are_given_to_an_optimizer_in_each_step_are_counted(training):
+    (found,) = steps_with(training, lambda _: training.optimizer.add_param_group({"params": [torch.ones(1)]})).values()
+    assert found.name == "SGD"
+    assert found.points[-1][1] > 30
+
+
+def test_layers_that_join_at_times_are_not_what_grows(training):
+    def joins(step):
+        if step % 10 == 9:
+            training.optimizer.add_param_group({"params": list(nn.Linear(4, 4).parameters())})
+
+    assert steps_with(training, joins) == {}
+
+
+@pytest.fixture
+def slow_with_subnormals(monkeypatch):
+    """Processors differ, and a busy one may seem slow."""
+    monkeypatch.setattr("training_profiler.inspections.growth._is_slow", lambda small, is_squared: True)
+
+
+def test_averages_that_become_subnormal_are_counted(training, slow_with_subnormals):
+    training.optimizer = torch.optim.Adam(training.model.parameters(), betas=(0.9, 0.9))
+    training.watch._program.optimizers[:] = [training.optimizer]
+    for step in range(100):
+        training.backward(training.model(torch.ones(2, 4)).sum() * 3e-19 * (step < 1))
+    found = training.grown(SUBNORMAL[0])
+    assert set(found) == {"exp_avg_sq of Adam"}
+    assert found["exp_avg_sq of Adam"].points[-1][1] == 100  # percent
+    assert training.grown(SUBNORMAL[1]) == {}
+
+
+SMALL = torch.tensor([1e-40, 0.0, -2e-40, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "percent"),
+    [
+        (SMALL, 50),
+        (SMALL.repeat(5000), 50),
+        (SMALL.bfloat16(), 50),
+        (SMALL.double(), 0),
+        (SMALL.double() * 1e-280, 50),
+        (SMALL.half(), 0),
+        (torch.zeros(9), 0),
+        (torch.ones(0), 0),
+        (torch.ones(1, requires_grad=True), 0),
+        (SMALL.repeat(4, 1).t(), 0),  # a copy would take time
+        (SMALL.to("meta"), 0),
+    ],
+)
+def test_values_that_are_subnormal_are_counted(tensor, percent, slow_with_subnormals):
+    random, version = torch.get_rng_state(), tensor._version
+    assert subnormal_part([tensor]) == pytest.approx(percent, abs=0.1)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert tensor._version == version
+    torch.set_flush_denormal(True)
+    try:
+        assert subnormal_part([tensor]) == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def lengthens(training):
     bank, losses = torch.zeros(0, 4), []
     for _ in range(STEPS):
@@ -221,12 +291,23 @@ def train(history):
     self.history.append(1)
     torch.save(
         self.history, path)
+    with torch.no_grad(), lock:
+        print(kept)
+    with open(path, "w") as file:
+        other(count)
+        for each in kept:
+            file.write(each)
 """
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
-    [("history", [(1, 2), (9, 9), (10, 11), (12, 12), (13, 13)]), ("self.history", [(16, 17)]), ("other", [])],
+    [
+        ("history", [(1, 2), (9, 9), (10, 11), (12, 12), (13, 13)]),
+        ("self.history", [(16, 17)]),
+        ("kept", [(19, 19), (20, 20), (22, 23)]),
+        ("none", []),
+    ],
 )
 def test_lines_that_take_longer_for_more_elements_are_found(name, lines):
     assert sorted(lines_that_work_through(ast.parse(SOURCE), name)) == lines

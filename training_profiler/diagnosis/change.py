@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, name_of
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, name_of
 from training_profiler.base.units import time_text
 from training_profiler.diagnosis.finding import PROGRAM, Action, Change, Finding, Fix
 from training_profiler.diagnosis.machine import (
@@ -27,7 +27,7 @@ from training_profiler.diagnosis.registry import (
     found,
     moves_with,
 )
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, Grown
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, Grown
 from training_profiler.model.snapshot import (
     OTHER,
     PROFILER,
@@ -38,6 +38,7 @@ from training_profiler.model.snapshot import (
 )
 
 PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
+WRITES: Final = frozenset(("open", "dump", "dumps", "save", "write", "writelines", "writerows", "to_csv", "to_json"))
 COPIED: Final = Fix(
     "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
     "into it; or keep the pieces in a list (.detach()) and put them together once",
@@ -45,6 +46,12 @@ COPIED: Final = Fix(
 )
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 MOST_OF_SECTION: Final = 0.8  # of its time: from here on two lines are named
+_SLOWED: Final = {  # the sections that take longer with more of it
+    HOOKS: (FORWARD_PASS, BACKWARD_PASS),
+    UPDATED: (OPTIMIZER_STEP,),
+    SUBNORMAL[0]: (OPTIMIZER_STEP,),
+    SUBNORMAL[1]: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
+}
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
@@ -119,7 +126,8 @@ def amount_at(grown: Grown, part: float) -> float:
 def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag what takes longer and longer with something that grows, over 5 % of step time; None below 100 steps.
 
-    That is a line that works through a variable, or passes with more and more hooks of a module or parameter.
+    That is a line that works through a variable, passes with more and more hooks of a module or parameter, or an
+    optimizer with more and more parameters, or with subnormal floats where the CPU is slow with these.
     What grows by far less than the time, or evenly while steps become longer at once, is not the reason.
     """
     step = snapshot.step
@@ -148,7 +156,7 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     return cost.finding(
         f"{where} takes longer with {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
         f"{time_text(after_s)} after",
-        COPIED if is_line and copies_all(change) else _growth_fix(grown),
+        COPIED if is_line and copies_all(change) else _growth_fix(grown, line.called if is_line and line else ""),
         section=section,
         what=grown.kind,
         variable=grown.name,
@@ -172,13 +180,18 @@ def _is_reason(grown: Grown, change: StepChange, section: str, line: LineChange 
         if line is None or not _is_worked_through(grown, line.line):
             return False
         before_s, after_s = line.before_s, line.after_s
-    elif grown.kind == HOOKS and section in (FORWARD_PASS, BACKWARD_PASS):
+    elif section in _SLOWED.get(grown.kind, ()):
         before_s, after_s = change.sections[section]
     else:
         return False
     before, after = (amount_at(grown, (change.step + other) / 2 / steps) for other in (0, steps))
     if after < 1.25 * before or (before_s and after_s / before_s > 1.25 * (after / max(before, 1e-9)) ** 2):
         return False
+    if grown.kind in SUBNORMAL and change.is_abrupt:  # it may rise at once between looks
+        first_at, last_at = (at / steps * grown.passes for at in (change.first_step, change.last_step))
+        first = max((point[1] for point in grown.points if point[0] <= first_at), default=grown.points[0][1])
+        last = min((point[1] for point in grown.points if point[0] >= last_at), default=after)
+        return last - first >= 0.5 * (grown.points[-1][1] - grown.points[0][1])
     first, last = (amount_at(grown, at / steps) for at in (change.first_step, change.last_step))
     return not change.is_abrupt or (first - before) + (after - last) <= 0.7 * (after - before)
 
@@ -195,13 +208,25 @@ def _growth_text(grown: Grown) -> str:
     first, last = grown.points[0][1], grown.points[-1][1]
     if grown.kind == SIZE:
         return f"{grown.name}, which grew from {first:,.0f} to {last:,.0f} elements"
+    if grown.kind in SUBNORMAL:
+        return f"subnormal floats, which grew from {first:.0f}% to {last:.0f}% of {grown.name}"
+    if grown.kind == UPDATED:
+        return f"the parameters of {grown.name}, which grew from {first:,.0f} to {last:,.0f}"
     at = f", the newest from {grown.place}" if grown.place else ""
     return f"the hooks of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
 
 
-def _growth_fix(grown: Grown) -> Fix:
+def _growth_fix(grown: Grown, called: str) -> Fix:
     if grown.kind == HOOKS:
         return Fix("Register the hook once, before the loop, or remove() its handle", (Change.CHEAPER_HOOKS,))
+    if grown.kind == UPDATED:
+        text = "Give it each parameter once, before the loop (add_param_group or param_groups in each step adds more)"
+        return Fix(text, (Change.PARAMETERS_ONCE,))
+    if grown.kind in SUBNORMAL:
+        return Fix("torch.set_flush_denormal(True) before the first step: floats so small become 0", (Change.FLUSHED,))
+    if called.rpartition(".")[2] in WRITES:
+        text = f"Append what is new to the file (a line a step), or write {grown.name} less often"
+        return Fix(text, (Change.LESS_OUTPUT,))
     text = f"Keep a running figure, or the last elements of {grown.name} alone, instead of working through all of it"
     return Fix(text, (Change.CHEAPER_LINES,))
 

@@ -154,12 +154,11 @@ def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
         used, total_bytes = gpu.used_bytes, gpu.total_bytes
         free = 0.0 if total_bytes is None or used is None else total_bytes - used.last
         what = f"Memory allocated on GPU {gpu.index}"
-        if grows := _growing(gpu.allocated_growth, gpu.allocated_bytes, what, free, threshold, _keep_less(snapshot)):
+        if grows := _growing(snapshot, gpu.allocated_growth, gpu.allocated_bytes, what, free, threshold):
             return grows
     available = machine.ram_available_bytes
     free = 0.0 if available is None else available.last
-    memory = machine.ram_process_bytes
-    return _growing(machine.ram_growth, memory, "Memory of this process", free, threshold, _keep_less(snapshot))
+    return _growing(snapshot, machine.ram_growth, machine.ram_process_bytes, "Memory of this process", free, threshold)
 
 
 @RULES.rule(
@@ -198,7 +197,7 @@ def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _growing(
-    growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float, fix: Fix
+    snapshot: Snapshot, growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float
 ) -> Finding | None:
     """Return the finding about memory that grows, of which so much is free; 0 if that is unknown."""
     if growth is None or level is None or growth.points < 10 or growth.p_value > 0.001:
@@ -213,14 +212,18 @@ def _growing(
         "threshold": threshold,
         "p_value": growth.p_value,
     }
-    lasts = ""
+    step, soon, lasts = snapshot.step, "", ""
     if free_bytes > 0 and bytes_per_s:
-        evidence["seconds_until_full"] = free_bytes / bytes_per_s
-        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(free_bytes / bytes_per_s)}"
+        evidence["seconds_until_full"] = left_s = free_bytes / bytes_per_s
+        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(left_s)}"
+        trained_s = 0.0 if step is None else snapshot.wall_s - (step.before_s or 0.0)
+        if step is not None and has_enough_steps(snapshot) and trained_s > 0 and (step.rise or 0.0) < 0.2:
+            evidence["full_at_step"] = full_at = float(f"{step.count * (1 + left_s / trained_s):.2g}")
+            soon = f", out of memory near step {full_at:,.0f}"
     return found(
-        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
+        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{soon}{lasts}",
         evidence,
-        fix,
+        _keep_less(snapshot),
     )
 
 

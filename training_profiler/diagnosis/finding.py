@@ -109,6 +109,8 @@ class Change(Enum):
     SMALLER_QUEUE = "less in a queue", EXACT
     IN_PLACE = "updates in place", EXACT
     ROOM_FOR_ALL = "memory made once", EXACT
+    FLUSHED = "set_flush_denormal", CLOSE
+    PARAMETERS_ONCE = "each parameter once", CHANGES
     CHEAPER_HOOKS = "cheaper hooks", EXACT_IF, "if they change no value"
     SHORTER_LOCK = "a shorter lock", EXACT
     FEWER_COLLECTIONS = "fewer garbage collections", EXACT

@@ -13,8 +13,8 @@ import re
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, pairwise
 from time import perf_counter_ns
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
@@ -23,7 +23,7 @@ from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.inspections.inspection import UserProgram, is_watched
 from training_profiler.instrumentation.call_sites import CallSites
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, CallSite, Grown, KeptGraphs
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, CallSite, Grown, KeptGraphs
 from training_profiler.safety.fault_guard import BackgroundThread
 from training_profiler.safety.files import read_file
 
@@ -45,9 +45,11 @@ MOST_FRAMES: Final = 100
 MOST_NAMES: Final = 1_000
 MOST_MODULES: Final = 500
 MOST_TENSORS: Final = 32  # of a group of an optimizer
-LEAST_SIZE: Final = 100  # elements, from which on working through them may matter
+SAMPLED: Final = 8, 1024  # tensors of one kind, and values of each
+LEAST: Final = {SIZE: 100} | dict.fromkeys(SUBNORMAL, 5)  # from which on it may matter
 GREW: Final = 1.5  # times
 MOST_GROWN: Final = 8
+LEAST_NORMAL: Final = {"torch.float32": 2.0**-126, "torch.bfloat16": 2.0**-126, "torch.float64": 2.0**-1022}
 COUNTED: Final = (list, dict, set, deque, str, bytearray)
 # What is as quick for many elements as for few.
 QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
@@ -263,9 +265,7 @@ class GrowthWatch:
             if self._calls > AT_ONCE:
                 self._changes = 0
                 self._sleep()
-        elif self._calls < self._next or (self._changes < 2 and self._calls < self._next + AT_ONCE):
-            return
-        elif self._has_spent() or is_watched():
+        elif self._calls < self._next + (AT_ONCE if self._changes < 2 else 0) or self._has_spent() or is_watched():
             return
         else:
             self._walks, self._next = True, max(self._calls + 2, int(self._calls * APART))
@@ -297,6 +297,24 @@ class GrowthWatch:
                 self._add(SIZE, name, size)
                 self._paths[name] = path
         self._look_for_lines()
+        ordered = sorted(self._program.optimizers, key=lambda each: sum(len(g["params"]) for g in each.param_groups))
+        for name, optimizer in {type(each).__name__: each for each in ordered}.items():  # the largest of each class
+            self._look_at_state(name, optimizer, plain)
+
+    def _look_at_state(self, name: str, optimizer: Any, plain: Any) -> None:
+        """Count what an optimizer updates, and the numbers there that are too small to be computed with quickly."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._add(UPDATED, name, len(parameters))
+        plain_ones = [each for each in parameters[:MOST_MODULES] if type(each) in plain and each.is_cpu]
+        largest = sorted(plain_ones, key=lambda each: -each.numel())[: SAMPLED[0]]
+        kept: dict[str, list[Any]] = {}
+        for each in largest:
+            for key, value in optimizer.state.get(each, {}).items():
+                if type(value) in plain:
+                    kept.setdefault(key, []).append(value)
+        self._add(SUBNORMAL[1], f"the parameters of {name}", subnormal_part(largest))
+        for key, values in kept.items():
+            self._add(SUBNORMAL[0], f"{key} of {name}", subnormal_part(values))
 
     def _hooks_of(self, hooked: Any, name: str) -> int:
         """Return how many hooks of one kind a module or a parameter has, and note where the newest one is written."""
@@ -346,7 +364,40 @@ def has_grown(kind: str, points: Any) -> bool:
     if len(points) < 3:
         return False
     first, middle, last = points[0][1], points[len(points) // 2][1], points[-1][1]
-    return bool(last >= (LEAST_SIZE if kind == SIZE else 1) and last >= middle >= first and last > GREW * first)
+    if kind == UPDATED and any(later[1] <= one[1] for one, later in pairwise(points)):
+        return False  # layers may join in the course of a training, but not in each step
+    return bool(last >= LEAST.get(kind, 1) and last >= middle >= first and last > GREW * first)
+
+
+def subnormal_part(tensors: Iterable[Any]) -> float:
+    """Return how many percent of some values are subnormal, by a sample; 0 where this CPU is as quick with these.
+
+    Nothing is subnormal where ``torch.set_flush_denormal`` is on.
+    """
+    total = found = 0.0
+    for tensor in tensors:
+        if tensor.is_cpu and tensor.is_contiguous() and str(tensor.dtype) in LEAST_NORMAL and tensor.numel():
+            values = tensor.detach().view(-1)[:: tensor.numel() // SAMPLED[1] | 1]  # odd: of all columns
+            small = values[(values != 0) & (values.abs() < LEAST_NORMAL[str(tensor.dtype)])]
+            total += tensor.numel()
+            if len(small) > len(values) / 50 and _is_slow(small, is_squared=bool(values.min() >= 0)):
+                found += tensor.numel() * len(small) / len(values)
+    return 100 * found / total if total else 0.0
+
+
+def _is_slow(small: Any, is_squared: bool) -> bool:
+    """Return whether an optimizer takes longer with these values; it takes the root of averages of squares."""
+
+    def ns(values: Any) -> int:
+        times = []
+        for _ in range(3):
+            begin_ns = perf_counter_ns()
+            values.sqrt() if is_squared else values * 0.9
+            times.append(perf_counter_ns() - begin_ns)
+        return min(times)
+
+    many = small.repeat(SAMPLED[1] // len(small) + 1)
+    return ns(many) > 2 * ns(many * 0 + 1)
 
 
 def reach(node: Any, before: int, makers: Mapping[int, str]) -> tuple[int, int, str]:
@@ -459,8 +510,10 @@ def lines_that_work_through(tree: ast.Module, name: str) -> Iterator[tuple[int, 
             called = getattr(getattr(around, "func", None), "id", getattr(getattr(around, "func", None), "attr", ""))
             if called in functions:
                 yield functions[called].lineno, functions[called].end_lineno or functions[called].lineno
-        for inner in ast.iter_child_nodes(node):
-            yield from visit(inner, node, statement)
+        within = [lines for inner in ast.iter_child_nodes(node) for lines in visit(inner, node, statement)]
+        yield from within
+        if within and isinstance(node, ast.With) and "open(" in ast.unparse(node.items[0]):
+            yield node.lineno, node.lineno  # the file is emptied before, and the rest of it written after
 
     return visit(tree, tree, tree)
 

@@ -264,6 +264,8 @@ class KeptGraphs(NamedTuple):
 GRAPH: Final = "graph"  # nodes of the graph of the loss that were made in earlier steps
 HOOKS: Final = "hooks"  # of one module or parameter
 SIZE: Final = "size"  # elements of a container or a tensor
+UPDATED: Final = "updated"  # parameters of an optimizer
+SUBNORMAL: Final = "subnormal state", "subnormal weights"  # percent of the values that an optimizer has, and trains
 
 
 class Grown(NamedTuple):

@@ -69,9 +69,6 @@ ALL_ALIKE: Final = (  # what the program does more of makes one part longer, or 
     "before changing what a step does"
 )
 WHAT_BEGINS: Final = "Look for what begins there: a schedule, another phase of the data, other work on the machine"
-OUTSIDE_SECTIONS: Final = (
-    "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows"
-)
 
 
 @RULES.rule(
@@ -273,7 +270,9 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     elif cause in OF_THE_MACHINE:
         fix = Fix(OF_THE_MACHINE[cause])
     elif cause:
-        look = OUTSIDE_SECTIONS if cause == OTHER else f"Look for what {name_of(cause)} does differently from there on"
+        look = f"Look for what {name_of(cause)} does differently from there on"
+        if cause == OTHER:
+            look = "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows"
         # A section may also rise alone because the machine is slower at what it does.
         is_certain = _line_that_rose(change, cause) is not None
         fix = Fix(look if is_certain else f"{look}; or for what slowed the machine then", (), where)

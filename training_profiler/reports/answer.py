@@ -14,15 +14,7 @@ from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.layout import Layout, sentence
 from training_profiler.reports.sections import labels_of, table_label
-from training_profiler.reports.verdict import (
-    GOOD,
-    OF_CRASHES,
-    has_nothing_to_fix,
-    important,
-    saved_share,
-    source_line,
-    verdict,
-)
+from training_profiler.reports.verdict import GOOD, has_nothing_to_fix, important, saved_share, source_line, verdict
 
 MOST_LINES: Final = 24  # of a terminal of 80 columns, from the verdict to the prompt
 WIDEST: Final = 110  # columns; longer lines are harder to read
@@ -230,13 +222,13 @@ def _next(
     command = None if snapshot.ranks is not None else origin.command or origin.program
     more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
     full = f"training-profiler report --full {origin.folder}"
-    commands = []
+    commands, (headline, _, _, color) = [], verdict(snapshot, findings)
     if more:
         commands.append((f"{len(more)} more", full))
-    has_crashed = snapshot.ended_by is not None and snapshot.ended_by.endswith(OF_CRASHES)
+    has_crashed = headline.startswith("ENDED BY")  # and would again
     if command and not has_crashed and any(row_of(each).try_ for each in shown):
         commands.append(("prove it", f"training-profiler try {command}"))
-    if command and verdict(snapshot, findings).color == GOOD and not snapshot.ended_by:  # then operators matter most
+    if command and color == GOOD and not snapshot.ended_by:  # then operators matter most
         commands.append(("operators", record_steps(snapshot.steps).text.replace(PROGRAM, command)))
     if origin.earlier is not None and not too_little_data(snapshot):
         commands.append(("compare", f"training-profiler compare {origin.earlier} {origin.folder}"))

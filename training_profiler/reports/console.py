@@ -313,11 +313,18 @@ def _beside_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return a line each on the start-up, the speed, and what is unusual: restarts, ranks, an open section."""
     speed = ", ".join(_speed(snapshot))
     texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *after_lines(snapshot)]
-    texts += attempt_lines(snapshot)
-    if snapshot.open_sections:
-        texts.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
-    folder = [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []  # a path is not broken
-    return [*(line for text in (*texts, *unusual_ranks(snapshot)) for line in layout.wrap(text)), *folder]
+    texts += [*_end_lines(snapshot), *unusual_ranks(snapshot)]
+    return [*(line for text in texts for line in layout.wrap(text)), *_folder_line(snapshot)]
+
+
+def _end_lines(snapshot: Snapshot) -> list[str]:
+    """Return a line on earlier attempts, and one on the sections that were open at the end."""
+    inside = " > ".join(map(name_of, snapshot.open_sections))
+    return [*attempt_lines(snapshot), *([f"Still inside: {inside}"] if inside else [])]
+
+
+def _folder_line(snapshot: Snapshot) -> list[str]:
+    return [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []  # a path is not broken
 
 
 def _speed(snapshot: Snapshot) -> Iterator[str]:
@@ -390,25 +397,21 @@ def epoch_line(epoch: EpochStats, before: EpochStats | None) -> str:
 
 def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return what accounts for the whole wall time, how regular the steps were, and on what machine they ran."""
-    before = [
-        *_wall_lines(snapshot),
-        *startup_lines(snapshot),
-        *after_lines(snapshot),
-        *_step_lines(snapshot),
-        *_phase_lines(snapshot),
-        *device_lines(snapshot),
-        *machine_lines(snapshot),
-        *pause_lines(snapshot),
-    ]
-    after = [*exchange_lines(snapshot), *attempt_lines(snapshot)]
-    if snapshot.open_sections:
-        after.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
-    if snapshot.ended_by:
-        after.append(f"Ended by: {snapshot.ended_by}")
-    lines = [line for sentence in before for line in layout.wrap(sentence)]
+    before = (
+        _wall_lines,
+        startup_lines,
+        after_lines,
+        _step_lines,
+        _phase_lines,
+        device_lines,
+        machine_lines,
+        pause_lines,
+    )
+    after = [*exchange_lines(snapshot), *_end_lines(snapshot)]
+    after += [f"Ended by: {snapshot.ended_by}"] if snapshot.ended_by else []
+    lines = [line for lines_of in before for sentence in lines_of(snapshot) for line in layout.wrap(sentence)]
     lines += loader_lines(snapshot, layout)
-    lines += [line for sentence in after for line in layout.wrap(sentence)]
-    lines += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
+    lines += [line for sentence in after for line in layout.wrap(sentence)] + _folder_line(snapshot)
     return [*lines, ""] if lines else []
 
 

@@ -21,14 +21,7 @@ from training_profiler.diagnosis import Finding, diagnose, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
-from training_profiler.reports.console import (
-    MOST_LINES,
-    Origin,
-    epoch_line,
-    render_epoch,
-    render_final,
-    render_periodic,
-)
+from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import largest_shares, status_text
@@ -356,7 +349,7 @@ class Outputs:
         """
         if snapshot.steps >= MUCH_LONGER * self._summed_up:
             self._summed_up, self._printed_s, run = snapshot.steps, time.monotonic(), stats()
-            self.terminal.print(self._summary(run, diagnose(run), self._layout(), CELL_LINES))
+            self.terminal.print(self._summary(run, diagnose(run), self._layout(), most_lines=CELL_LINES))
             self.interval_row(snapshot)
             return True
         step, steps = snapshot.step, snapshot.steps - snapshot.first_step
@@ -457,12 +450,10 @@ class Outputs:
         """Return the layout for the terminal as it is now."""
         return self.terminal.console.layout(self.settings.format)
 
-    def _summary(
-        self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, most_lines: int = MOST_LINES
-    ) -> str:
+    def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, **most: Any) -> str:
         folder = self._files.folder
         origin = Origin()
         if folder is not None:
             command = self._files.command  # earlier runs are not looked for here: the disk may not respond
             origin = Origin(program_in(command), typed_path(folder), typed_program(command))
-        return render_final(snapshot, findings, layout, self.settings.checklist, origin, most_lines=most_lines)
+        return render_final(snapshot, findings, layout, self.settings.checklist, origin, **most)

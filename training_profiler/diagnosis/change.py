@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, name_of
 from training_profiler.base.units import time_text
-from training_profiler.diagnosis.finding import PROGRAM, Action, Change, Finding, Fix
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, record_steps
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
@@ -264,7 +264,8 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     if potential_saving_s < MIN_SAVING_S:
         return None
     cause, reason = cause_of(change)
-    where = less_at(snapshot, change, cause) or (record_around(change.step, snapshot.step.count),)
+    count = snapshot.step.count
+    where = less_at(snapshot, change, cause) or (record_steps(count, change.step // 2, (change.step + count) // 2),)
     if copies_all(change):
         fix = COPIED
     elif cause in OF_THE_MACHINE:
@@ -401,12 +402,6 @@ def less_at(snapshot: Snapshot, change: StepChange, section: str) -> tuple[Actio
         if lines and sum(line.share for line in lines) >= MOST_OF_SECTION * snapshot.sections[section].share:
             places = [f"{line.place} {line.what}" for line in lines]
     return (Action(f"do less at {' and '.join(places)}", (Change.CHEAPER_LINES,)),) if places else ()
-
-
-def record_around(step: int, of: int) -> Action:
-    """Return the command that records four steps before a step of a run and four after it, to compare them."""
-    windows = ",".join(f"steps={first}-{first + 3}" for first in (max(2, step // 2), (step + of) // 2))
-    return Action(f"training-profiler run --capture {windows} {PROGRAM}", part=0.0)
 
 
 def copies_all(change: StepChange) -> bool:

@@ -171,10 +171,10 @@ PROGRAM: Final = "PROGRAM"  # in a command, where the program is not known
 RECORD_SLOW_STEPS: Final = Action(f"training-profiler run --capture outlier {PROGRAM}", part=0.0)
 
 
-def record_steps(of: int) -> Action:
-    """Return the command that records four steps of a run that has so many: step 100 or the middle, and the next."""
-    first = min(100, of // 2)
-    return Action(f"training-profiler run --capture steps={first}-{first + 3} {PROGRAM}", part=0.0)
+def record_steps(of: int, *begins: int) -> Action:
+    """Return the command that records four steps from each begin on: by default from 100, or the middle of so many."""
+    windows = ",".join(f"steps={first}-{first + 3}" for first in begins or (min(100, of // 2),))
+    return Action(f"training-profiler run --capture {windows} {PROGRAM}", part=0.0)
 
 
 class Fix(str):

@@ -24,13 +24,12 @@ from training_profiler.diagnosis.change import (
     copies_all,
     less_at,
     names_growth,
-    record_around,
     rest_of_rise,
     when_text,
     work_of,
 )
 from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
-from training_profiler.diagnosis.finding import RECORD_SLOW_STEPS, Change, Evidence, Finding, Fix
+from training_profiler.diagnosis.finding import RECORD_SLOW_STEPS, Change, Evidence, Finding, Fix, record_steps
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
 from training_profiler.diagnosis.registry import (
@@ -257,7 +256,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
         "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, "
         "a log; or check whether the machine throttles",
         (Change.DETACH,),
-        (record_around(step.count // 2, step.count),),
+        (record_steps(step.count, step.count // 4, step.count * 3 // 4),),
     )
     if change is not None and change.after_s > change.before_s:
         cause, reason = cause_of(change)

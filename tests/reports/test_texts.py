@@ -262,7 +262,7 @@ def reports() -> dict[str, Any]:
     epoch = replace(epoch, self_s={"data_loading": 24.55, "forward_pass": 20.45, "other": 0.23})
 
     return {
-        "with the first finding of the run": part(render_periodic(run, gpu_run(), CHANGES), "Performance Insights:"),
+        "with the first finding of the run": render_periodic(run, gpu_run(), CHANGES).partition("Insights:\n")[2],
         "wide terminals get percentiles": render_periodic(
             run_with(run, sections={"forward_pass": percentiles}), layout=Layout(width=120)
         ),

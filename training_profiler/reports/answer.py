@@ -70,15 +70,6 @@ def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
     return lines + ([layout.color(line, color) for line in layout.wrap(saving, MARGIN, MARGIN)] if saving else [])
 
 
-def first_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
-    """Return the verdict in a line, and its first action."""
-    layout = replace(layout, width=min(layout.width, WIDEST))
-    lines = _cut(layout, verdict(snapshot, findings).headline, " VERDICT  ", MARGIN, most=1)
-    for finding in important(snapshot, findings)[:1]:
-        lines += _cut(layout, action_text(finding, finding.actions[0]), "   -> ", "      ")
-    return lines
-
-
 def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
     lines: list[str] = []
     # Ranks that the program forks itself have no number from a launcher.

@@ -35,7 +35,7 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepStats,
 )
-from training_profiler.reports.answer import WIDEST, answer_of, first_lines, verdict_lines
+from training_profiler.reports.answer import WIDEST, answer_of, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
@@ -240,7 +240,8 @@ def render_periodic(
 ) -> str:
     """Return the report on the steps since the last one; the first of the ``findings`` is of the ``run`` so far."""
     title = f"=== Profiling Report (Step {snapshot.steps}) ==="
-    first = [] if layout.is_lines else ["", "Performance Insights:", *first_lines(run or snapshot, findings, layout)]
+    first, _ = answer_of(run or snapshot, findings, layout, Origin(), most=0)  # the first finding
+    first = [] if layout.is_lines else ["", "Performance Insights:", *first]
     return _text([title, "", *breakdown_lines(snapshot, layout), *_rank_block(snapshot, layout), *first], layout)
 
 

@@ -157,6 +157,17 @@ def test_names_and_what_differs_and_json(runs, capsys):
         "settings.log_every": ("50", "10"),
     }
     assert data["steps"]["before"]["compared"] == 54
+    assert (data["saving_s"], data["saving_share"]) == (None, None)
+
+
+@pytest.mark.parametrize(("step_s", "saved"), [(0.12, -0.2), (0.08, 0.2)])
+def test_the_saving_of_the_training_time_is_the_one_on_the_screen(runs, capsys, step_s, saved):
+    write_pair(runs, step_s)
+    data = json.loads(printed(capsys, "compare", "--json"))
+    assert data["saving_share"] == pytest.approx(saved, rel=0.01)
+    assert data["saving_s"] == pytest.approx(60 * 0.1 * saved, rel=0.01)
+    words = f"{abs(data['saving_share']):.0%} of the training time ({abs(data['saving_s']):.2f} s of the run before)"
+    assert f"{words} {'saved' if saved > 0 else 'more'}" in printed(capsys, "compare")
 
 
 def test_each_further_run_is_compared_with_the_first(runs, capsys):

@@ -26,7 +26,7 @@ from training_profiler.reports.comparison import ComparedRuns, comparison_data, 
 from training_profiler.reports.page_comparison import render_comparisons
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
-from training_profiler.statistics.compare import SLOWER, NoComparisonError, compare
+from training_profiler.statistics.compare import NOT_SHOWN, SLOWER, NoComparisonError, compare
 from training_profiler.statistics.differences import differing, line_of
 from training_profiler.storage.run_folder import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import RUNNING, choose_run, listed_run, newest_runs, read_run, run_name
@@ -91,8 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
-        layout = layout_of_stdout()
-        text = "\n".join(render_comparison(each, layout) for each in pairs)
+        text = "\n".join(render_comparison(each, layout_of_stdout()) for each in pairs)
     if arguments.html is not None:
         write_output(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
         text += "" if arguments.json else f"\nPage: {one_line(arguments.html)}\n"
@@ -150,6 +149,9 @@ def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
         comparison = compare(before.series, after.series)
     except NoComparisonError as error:
         raise RunFolderError(f"{before.folder} and {after.folder} cannot be compared: {error}") from None
+    step, training_s, saving_s = before.snapshot.step, before.snapshot.training_s, None
+    if step is not None and training_s > 0 and comparison.verdict != NOT_SHOWN:
+        saving_s = -comparison.shown.relative * step.total_s
     sections = {row.name: row for row in comparison.sections}
     places = {
         name: line_of(before.snapshot, after.snapshot, name, sections[name].seconds) for name in comparison.carriers
@@ -162,7 +164,8 @@ def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
         differing(*((run.meta, _facts(run)) for run in (before, after))),
         _notes(before, after),
         (before.program, after.program),
-        (0.0 if before.snapshot.step is None else before.snapshot.step.total_s, before.snapshot.training_s),
+        saving_s,
+        None if saving_s is None else saving_s / training_s,
     )
 
 

@@ -40,7 +40,8 @@ class ComparedRuns:
     differing: Sequence[Differing]
     notes: Sequence[str]
     programs: tuple[str | None, str | None] = (None, None)  # script or module of each
-    before_s: tuple[float, float] = (0.0, 0.0)  # of the run before: time in steps, and training time; 0 if unknown
+    saving_s: float | None = None  # of the training time of the run before; below 0 of slower steps; None: not shown
+    saving_share: float | None = None  # the same as a part of that time
 
     @property
     def other_program(self) -> str:
@@ -96,13 +97,11 @@ def verdict_words(runs: ComparedRuns) -> tuple[str, list[str]]:
     change = f"{abs(step.relative):.1%} {'longer' if step.relative > 0 else 'less'}"
     work = " for the same samples" if comparison.is_by_work else ""
     headline = f"{comparison.verdict.upper()}: {which} takes {change}{work} ({interval}){of_section}"
-    in_steps_s, training_s = runs.before_s
-    seconds = abs(step.relative) * in_steps_s
     unit, number = unit_of_steps(step.before_s)
     gain = f"{number(step.before_s)} -> {number(step.before_s * (1 + step.relative))} {unit}"
-    if training_s:
-        saved = "more" if step.relative > 0 else "saved"
-        gain += f": {of_training(seconds / training_s, seconds, 'the run before')} {saved}"
+    if runs.saving_s is not None and runs.saving_share is not None:
+        saved = of_training(abs(runs.saving_share), abs(runs.saving_s), "the run before")
+        gain += f": {saved} {'more' if step.relative > 0 else 'saved'}"
     carried = [gain]
     for name in comparison.carriers:
         row, place, at = sections[name], runs.lines.get(name), ""
@@ -193,6 +192,8 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
             "verdict": comparison.verdict,
             "headline": verdict_words(runs)[0],
             "reasons": comparison.reasons,
+            "saving_s": runs.saving_s,
+            "saving_share": runs.saving_share,
             "uses_mean": comparison.is_by_mean,
             "is_per_sample": comparison.is_by_work,
             "is_paired": comparison.is_paired,

@@ -153,8 +153,9 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
             lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; every time includes it"
             return Verdict(headline, "", lost, BAD)
         part = next((action.part for action in first.actions), 1.0)
-        what = "Change 1 can save" if part else "It costs"
-        saving = f"{what} {_saved(snapshot, first, part or 1.0)}"
+        seconds, share = (part or 1.0) * first.potential_saving_s, saved_share(snapshot, first, part or 1.0)
+        saved = f"{duration_text(seconds)} of the start" if share is None else of_training(share, seconds)
+        saving = f"{'Change 1 can save' if part else 'It costs'} {saved}"
         more = "every time includes this waiting" if first.code == SHARED_GPU else ""
         return Verdict(headline, more, saving if first.potential_saving_s else "", BAD)
     if not snapshot.steps:
@@ -163,11 +164,6 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     if missing is not None:
         return Verdict("too few steps to judge", missing, "", UNCLEAR)
     return _no_bottleneck(snapshot, findings)
-
-
-def _saved(snapshot: Snapshot, finding: Finding, part: float) -> str:
-    share, text = saved_share(snapshot, finding, part), duration_text(part * finding.potential_saving_s)
-    return f"{text} of the start" if share is None else of_training(share, part * finding.potential_saving_s)
 
 
 def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:

@@ -105,14 +105,25 @@ def test_an_open_section_in_validation_leaves_the_row_of_its_name_in_training_al
 
 STEP, REST, VALIDATED = ("step", 1.0), ("rest", 1.0), ("validation_epoch", 1.0)
 EPOCH, BEGIN, END = [STEP, STEP, VALIDATED], ("begin", 0.0), ("end", 0.0)
-VALIDATION, EXPORT = "validation_epoch", ("export", 2.0)
+VALIDATION, EXPORT, PLOTS = "validation_epoch", ("export", 2.0), "visualization_generation"
+FETCH, PASSES = ("fetch", 0.0), ("passes", 2.0)
+PASS = [FETCH, STEP]
+
+
+def fetch_first(run: FakeRun) -> None:
+    with run.recorder.own_section("first_fetch"):
+        pass
 
 
 def play(run: FakeRun, *events: tuple[str, float]) -> None:
     for name, seconds in events:
         others = {"begin": lambda: run.begin_epoch(1), "end": run.end_epoch, "rest": lambda: run.clock.advance(1.0)}
-        others["step"] = lambda: run.step(data_loading=0.5, forward_pass=0.5)
-        others.get(name, lambda name=name, seconds=seconds: run.spend(name, seconds))()
+        others |= {"step": lambda: run.step(data_loading=0.5, forward_pass=0.5), "fetch": lambda: fetch_first(run)}
+        if name == "passes":  # that follow each other at once are one evaluation
+            with run.section(VALIDATION):
+                play(run, FETCH, REST, FETCH, REST)
+        else:
+            others.get(name, lambda name=name, seconds=seconds: run.spend(name, seconds))()
 
 
 @pytest.mark.parametrize("flushes", [False, True])
@@ -123,6 +134,15 @@ def play(run: FakeRun, *events: tuple[str, float]) -> None:
         ([*EPOCH, *EPOCH, (VALIDATION, 3.0)], {VALIDATION: 3.0}),  # and a test
         ([*EPOCH, *EPOCH, STEP, (VALIDATION, 4.0)], {VALIDATION: 3.0}),  # the test is the same pass
         ([(VALIDATION, 0.01), REST, *EPOCH], {VALIDATION: 0.99}),  # one epoch, and a check before any step
+        ([*PASS, VALIDATED], {}),  # a single epoch
+        ([*PASS, VALIDATED, (PLOTS, 2.0)], {PLOTS: 2.0}),
+        ([*PASS, VALIDATED, (VALIDATION, 3.0)], {VALIDATION: 3.0}),  # and a test
+        ([*PASS, PASSES], {VALIDATION: 2.0}),  # of which one may be a test
+        ([*PASS, VALIDATED, STEP, (VALIDATION, 3.0)], {VALIDATION: 2.0}),
+        ([(VALIDATION, 0.01), REST, *PASS, VALIDATED], {}),  # and a check before any step
+        ([(VALIDATION, 0.01), REST, *PASS, VALIDATED, (VALIDATION, 3.0)], {VALIDATION: 3.0}),
+        ([*PASS, *PASS, VALIDATED], {VALIDATION: 1.0}),  # a test after several epochs
+        ([STEP, VALIDATED], {VALIDATION: 1.0}),  # epochs are not known
         ([STEP, EXPORT, REST], {"export": 2.0, OUTSIDE_STEPS: 1.0}),
         ([BEGIN, *EPOCH, REST, END, REST], {OUTSIDE_STEPS: 1.0}),  # the program marks what is its epoch
         ([STEP, ("data_loading", 3.0)], {"data_loading": 3.0}),  # a step that was interrupted

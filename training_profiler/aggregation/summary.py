@@ -23,12 +23,14 @@ from training_profiler.base.sections import (
     ACTING_SECTIONS,
     BACKWARD_PASS,
     DATA_LOADING,
+    FIRST_FETCH,
     FORWARD_PASS,
     OUTSIDE_SECTIONS,
     OUTSIDE_STEPS_SECTIONS,
     ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,
+    VALIDATION_EPOCH,
     WITHIN,
 )
 from training_profiler.base.units import NS_PER_S
@@ -61,9 +63,7 @@ class OutsideSamples(NamedTuple):
         if not self.before or not self.after or self.before_ns <= 0 or self.after_ns <= 0:
             return self.before + self.after
         weight = self.before_ns / self.before.total() / (self.after_ns / self.after.total())
-        if weight <= 1:
-            return _scaled(self.before, weight) + self.after
-        return self.before + _scaled(self.after, 1 / weight)
+        return _scaled(self.before, min(1.0, weight)) + _scaled(self.after, min(1.0, 1 / weight))
 
 
 def _scaled(samples: Samples, weight: float) -> Samples:
@@ -98,6 +98,7 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 LIKE_OTHERS: Final = 1.5  # the mean validation between steps: the last one may be so much longer
+ONLY_CHECKS: Final = 0.25  # of the last validation: a single one before it that is shorter checks the model at first
 
 
 def section_stats(
@@ -165,15 +166,21 @@ def _after_training_ns(totals: Totals, names: Mapping[int, str]) -> list[int]:
     """Return the time of each section after the training, which ends with its last step or the epoch around it.
 
     What the program also does between its steps, such as validation, belongs to the last of them as well: up to the
-    mean of those between steps, or half more. A test after the last epoch is not part of that.
+    mean of those between steps, or half more. A test after the last epoch is not part of that. After a single pass over
+    the data, the first evaluation is its validation: of several, as much as the shortest can have taken.
     """
     sums = totals.sections
-    after_ns = np.minimum(sums.after_ns, sums.self_ns)
+    after_ns, before = np.minimum(sums.after_ns, sums.self_ns), sums.count - sums.after_count
+    passes = sum(int(before[id]) for id, name in names.items() if name == FIRST_FETCH and id < sums.rows)
     for outer in OUTSIDE_STEPS_SECTIONS if after_ns.any() else ():
         ids = [id for id, name in names.items() if name.partition(WITHIN)[0] == outer and id < sums.rows]
         last_ns, between_ns = int(after_ns[ids].sum()), int((sums.self_ns - after_ns)[ids].sum())
-        own = [id for id in ids if names[id] == outer]
-        usual_ns = between_ns / max(1, int((sums.count - sums.after_count)[own].sum()))
+        own, fetches = ([id for id in ids if names[id] == name] for name in (outer, f"{outer}{WITHIN}{FIRST_FETCH}"))
+        count = max(1, int(before[own].sum()))
+        usual_ns = between_ns / count
+        if passes == count == 1 and outer == VALIDATION_EPOCH and usual_ns < ONLY_CHECKS * last_ns:
+            others = max(0, int(sums.after_count[own + fetches].max(initial=0)) - 1)
+            usual_ns = max(usual_ns, last_ns - others * int(sums.max_ns[own].max(initial=0)))
         if last_ns:
             part = 1.0 if last_ns <= LIKE_OTHERS * usual_ns else usual_ns / last_ns
             after_ns[ids] -= np.rint(part * after_ns[ids]).astype(np.int64)
@@ -231,14 +238,10 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
 
 def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
     """Return (name, ns, ns within steps) of the time in no section."""
-    uncovered_ns = int(totals.sections.self_ns[0])
-    in_steps_ns = int(totals.sections.step_self_ns[0])
-    if not totals.steps.count:
-        return [(OTHER, uncovered_ns, 0)]
-    outside_ns = uncovered_ns - in_steps_ns
-    if outside_ns <= 0:
+    uncovered_ns, in_steps_ns = int(totals.sections.self_ns[0]), int(totals.sections.step_self_ns[0])
+    if not totals.steps.count or uncovered_ns <= in_steps_ns:
         return [(OTHER, uncovered_ns, in_steps_ns)]
-    return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
+    return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, uncovered_ns - in_steps_ns, 0)]
 
 
 def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:

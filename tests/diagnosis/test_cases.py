@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import tests.diagnosis
+from tests.diagnosis.test_machine_rules import machine
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, section_of
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, section_of
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.verdict import verdict
 
@@ -60,6 +61,9 @@ OF_FEW_STEPS = {
 }
 STEP_RULES = {rule.code for rule in RULES} - OF_FEW_STEPS
 RULES_ABOUT_TIME = {rule.code for rule in RULES} - {"gpu-utilization", "shared-gpu", "slow-startup"}
+
+# These compare seconds with a fixed time, or take the time that was lost off themselves.
+OF_ABSOLUTE_TIMES = {"slow-startup", "short-epochs", "growing-work", "lock-held-by-thread"}
 
 
 def figure_of(rule: str, name: str) -> str:
@@ -157,6 +161,20 @@ def test_a_rule_is_silent_about_a_few_milliseconds(name: str) -> None:
     rule, run = SAYS[name]
     saving_s = RULES[rule](run, run.thresholds).potential_saving_s
     assert not saving_s or RULES[rule](in_part_of_the_time(run, 0.005 / saving_s), run.thresholds) is None
+
+
+STRETCHED = RULES_ABOUT_TIME - OF_ABSOLUTE_TIMES - {rule.code for rule in RULES if rule.is_uneven}
+
+
+@pytest.mark.parametrize("name", [name for name, (rule, run) in SAYS.items() if rule in STRETCHED and not run.machine])
+def test_a_fix_saves_the_same_part_of_a_run_on_a_busy_machine(name: str) -> None:
+    rule, run = SAYS[name]
+    busy = replace(in_part_of_the_time(run, 1 / 0.4), machine=machine(wait=0.6))
+    alone, beside = (finding_of(rule, each) or Finding(rule, "", {}) for each in (run, busy))
+    waits = RULES[rule].saving is Saving.STEPS and section_of(alone) in (None, "synchronization")
+    kept = 0.4 if waits or (RULES[rule].is_of_host and run.device is not None) else 1.0
+    saving_s, least_s = beside.potential_saving_s, kept * alone.potential_saving_s / 0.4
+    assert least_s - 0.005 * busy.wall_s <= saving_s <= least_s + 0.04 * busy.wall_s
 
 
 @pytest.mark.parametrize("cost_of", [cost_of_steps, cost_of_run])

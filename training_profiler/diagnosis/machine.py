@@ -119,9 +119,7 @@ def _saves(finding: Finding, snapshot: Snapshot) -> tuple[float, float]:
     return 0.7, max(1.1, longer_s / finding.potential_saving_s)
 
 
-@RULES.rule(
-    "machine-busy", 0.10, saving=Saving.RUN, saves=_saves, is_of_host=True, has_loss=True, is_first=True
-)  # of the run
+@RULES.rule("machine-busy", 0.10, saving=Saving.RUN, saves=_saves, is_of_host=True, is_first=True)  # of the run
 def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a run that lost over 10 % of its time to other programs, a CPU quota, a hypervisor or memory pressure."""
     machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
@@ -162,7 +160,6 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     label="TOO FEW CPUS",
     try_=("num_threads", "num_workers"),
     is_of_host=True,
-    has_loss=True,
 )
 def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training that waited over 20 % of the run for CPUs that its own threads and processes had."""
@@ -218,28 +215,28 @@ def _cpus(count: float) -> str:
 def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
     """Return the findings with the savings that are left without the time lost to others.
 
-    A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
-    shrink whatever the program does. The loss counts twice there: the threads of an operation wait for one that has
-    no CPU, and that wait looks like computing. A rule that names the machine as the cause stays, with what the loss
-    leaves.
+    A fix that spares work also spares the waiting in it, and saves the same part of the training time as on an idle
+    machine; but not where the host waits for other ranks, or works beside a device, which a busy machine slows less. A
+    rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
+    shrink whatever the program does. The loss counts twice there: the threads of an operation wait for one without a
+    CPU, which looks like computing. A rule that names the machine as the cause stays, with what the loss leaves.
     """
     lost = cpu_loss(snapshot.machine).all
     if lost <= threshold_of(MACHINE_BUSY, snapshot):
         return findings
-    left = [_without(finding, lost, lost * _known_s(snapshot)) for finding in findings]
-    return [finding for finding in left if finding is not None]
+    return [left for finding in findings if (left := _without(finding, lost, snapshot)) is not None]
 
 
-def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
-    row = row_of(finding)
-    if row.has_loss:
+def _without(finding: Finding, lost: float, snapshot: Snapshot) -> Finding | None:
+    row, saving_s = row_of(finding), finding.potential_saving_s
+    if row.is_uneven:
+        is_named = finding.evidence.get("moves_with") == THE_MACHINE
+        left_s = saving_s - (1.0 if is_named else EXPLAINS) * lost * _known_s(snapshot)
+        return replace(finding, potential_saving_s=max(0.0, left_s)) if is_named or left_s >= MIN_SAVING_S else None
+    waits = row.saving is Saving.STEPS and row.sections_of(finding)[:1] in ((), (SYNCHRONIZATION,))
+    if "lost_s" in finding.evidence or not (waits or (row.is_of_host and snapshot.device is not None)):
         return finding
-    if not row.is_uneven:
-        return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
-    if finding.evidence.get("moves_with") == THE_MACHINE:
-        return replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - lost_s))
-    left_s = finding.potential_saving_s - EXPLAINS * lost_s
-    return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
+    return replace(finding, potential_saving_s=saving_s * (1 - lost))
 
 
 class LockWait(NamedTuple):
@@ -294,7 +291,6 @@ def lock_wait(snapshot: Snapshot) -> LockWait | None:
     is_anywhere=True,
     saves=(0.7, 1.5),
     explains_idle=True,
-    has_loss=True,
 )
 def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a thread of the program that runs Python code while the training thread waits for Python's lock."""

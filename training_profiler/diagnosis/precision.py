@@ -8,6 +8,7 @@ from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZ
 from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
+from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
 from training_profiler.model.snapshot import Snapshot
 
@@ -50,7 +51,7 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
 def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a model that computes in half precision on a CPU whose matrix products take twice the time in it, or more.
 
-    The saving assumes a quarter of the CPU's speed in float32.
+    The saving assumes a quarter of the CPU's speed in float32, and as much waiting for a CPU as there is.
     """
     rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
     if rates is None or cpu is None or step is None or rates.dtype not in HALF:
@@ -58,7 +59,7 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < 2 * cpu.gflops:
         return None  # less may be other work of the machine
     computing_s = snapshot.computing_s()
-    flops = (rates.flops_per_step or 0.0) * step.settled_count
+    flops = (rates.flops_per_step or 0.0) * step.settled_count / max(0.01, 1 - cpu_loss(snapshot.machine).all)
     after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (0.25 * cpu.float32_gflops * 1e9))
     cost = cost_of_steps(snapshot, threshold, computing_s - after_s)
     change = "without torch.autocast" if snapshot.program.autocast else "model.float(), and its data"

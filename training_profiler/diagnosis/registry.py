@@ -161,7 +161,6 @@ class RunRule(Rule[Snapshot]):
     explains_idle: bool = False  # why a device is idle
     is_of_host: bool = False  # time in which the host queues nothing; whatever else it does may be work of the device
     is_uneven: bool = False  # time that comes and goes, as on a busy machine whatever the program does
-    has_loss: bool = False  # it has the time lost on a busy machine itself, or has taken it off
     is_rise: bool = False  # of step time
     is_of_other_rank: bool = False  # what a rank waits for another one lies in the sections in which ranks meet
     is_of_workers: bool = False  # its lines are those of the loader's workers
@@ -275,16 +274,16 @@ def threshold_of(code: str, snapshot: Snapshot) -> float:
 
 
 def with_step_time(finding: Finding, snapshot: Snapshot) -> Finding:
-    """Return the finding with the mean step now and without the cost, if the cost lies in steps."""
+    """Return a finding about steps with the mean step now and without the cost, and with what all steps save."""
     step, saving_s = snapshot.step, finding.potential_saving_s
     if RULES[finding.code].saving is not Saving.STEPS or not saving_s or step is None:
         return finding
-    # The saving is of all steps. The mean step leaves out those that a capture window slowed down.
-    if step.disturbed_count and step.settled_s:
-        saved_a_step_s = saving_s / step.settled_s * step.avg_s
-    else:
-        saved_a_step_s = saving_s / max(1, step.settled_count)
-    return replace(finding, step_s=step.avg_s, step_if_fixed_s=max(0.0, step.avg_s - saved_a_step_s))
+    saved_a_step_s = saving_s / max(1, step.settled_count)  # the saving is of those after warm-up
+    saving_s = max(saving_s, min(step.total_s, saved_a_step_s * step.count))
+    if step.disturbed_count and step.settled_s:  # the mean step leaves out those that a capture window slowed down
+        saved_a_step_s *= step.avg_s * step.settled_count / step.settled_s
+    after_s = max(0.0, step.avg_s - saved_a_step_s)
+    return replace(finding, potential_saving_s=saving_s, step_s=step.avg_s, step_if_fixed_s=after_s)
 
 
 def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -61,7 +61,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = within_idle_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = machine.without_lost_time(left, snapshot)
     left = each_second_once(left, snapshot)
-    findings = [with_step_time(with_uncertainty(finding, snapshot), snapshot) for finding in left]
+    findings = [with_uncertainty(with_step_time(finding, snapshot), snapshot) for finding in left]
     findings = [lines.with_call(lines.with_lines(finding, snapshot), snapshot) for finding in findings]
     problems = [finding for finding in findings if not row_of(finding).is_harmless]
     remarks = [

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.model.program import OptimizerFacts
 from training_profiler.model.snapshot import LineStats, Snapshot
+from training_profiler.reports.verdict import saved_share, verdict
 
 OF_STEP = {
     "data_loading": "data-loading-bound",
@@ -42,6 +45,23 @@ def of_run(section: str, total_s: float) -> Snapshot:
 def in_backward(function: str, called: dict[str, float], share: float = 0.4) -> Snapshot:
     run = snapshot_of({"data_loading": 0.375, "forward_pass": 0.125, "backward_pass": 0.5})
     return replace(run, lines={"backward_pass": (LineStats("m.py", 9, function, share, 100, called=called),)})
+
+
+@pytest.mark.parametrize(("after_s", "saved_s", "share"), [(0.0, 10.0, 0.1), (12.0, 4.0, 4 / 88), (20.0, 10.0, None)])
+def test_validation_saves_its_part_of_the_training_time(after_s, saved_s, share):
+    run = of_run("validation_epoch", 20.0)
+    run = in_sections(run, validation_epoch={"total_s": 20.0, "self_s": 20.0, "after_s": after_s})
+    found = next(each for each in diagnose(run) if each.code == "validation-heavy")
+    assert (found.potential_saving_s, saved_share(run, found)) == (pytest.approx(saved_s), pytest.approx(share))
+    assert ("after the last step" in verdict(run, [found]).saving) == (share is None)
+
+
+def test_a_saving_in_steps_is_that_of_a_step_times_all_steps():
+    run = snapshot_of({"data_loading": 0.5}, steps=40, step_s=0.1, settled_count=30, settled_s=3.0)
+    run = in_sections(run, data_loading={"settled_total_s": 1.5})
+    found = next(each for each in diagnose(run) if each.code == "data-loading-bound")
+    assert (found.potential_saving_s, saved_share(run, found)) == (pytest.approx(2.0), pytest.approx(0.5))
+    assert 40 * (found.step_s - found.step_if_fixed_s) == pytest.approx(found.potential_saving_s)
 
 
 def test_no_rule_fires_without_data():

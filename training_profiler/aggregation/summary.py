@@ -88,9 +88,8 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
             before[location] += count
     before &= outside
     seen = before.total() + in_sections
-    begun_ns = totals.loop_begin_ns
     outside_ns = int(totals.sections.self_ns[0]) - int(totals.sections.step_self_ns[0])
-    startup_ns = 0 if begun_ns is None else max(0, begun_ns - totals.begin_ns)
+    startup_ns = max(0, (totals.loop_begin_ns or totals.begin_ns) - totals.begin_ns)
     before_ns = min(float(outside_ns), startup_ns * before.total() / seen if seen else float(startup_ns))
     return OutsideSamples(before, before_ns, +outside - before, outside_ns - before_ns)
 
@@ -98,7 +97,6 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 LIKE_OTHERS: Final = 1.5  # the mean validation between steps: the last one may be so much longer
-ONLY_CHECKS: Final = 0.25  # of the last validation: a single one before it that is shorter checks the model at first
 
 
 def section_stats(
@@ -178,7 +176,7 @@ def _after_training_ns(totals: Totals, names: Mapping[int, str]) -> list[int]:
         own, fetches = ([id for id in ids if names[id] == name] for name in (outer, f"{outer}{WITHIN}{FIRST_FETCH}"))
         count = max(1, int(before[own].sum()))
         usual_ns = between_ns / count
-        if passes == count == 1 and outer == VALIDATION_EPOCH and usual_ns < ONLY_CHECKS * last_ns:
+        if passes == count == 1 and outer == VALIDATION_EPOCH and usual_ns < last_ns / 4:  # or a check before any step
             others = max(0, int(sums.after_count[own + fetches].max(initial=0)) - 1)
             usual_ns = max(usual_ns, last_ns - others * int(sums.max_ns[own].max(initial=0)))
         if last_ns:

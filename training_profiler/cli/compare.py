@@ -84,8 +84,7 @@ class ReadRun:
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison and return the exit status."""
     runs = [ReadRun(folder) for folder in _chosen(arguments.runs)]
-    before, *others = runs
-    pairs = [compared(before, after) for after in others]
+    pairs = [compared(runs[0], after) for after in runs[1:]]
     if arguments.fail_if_slower is not None:
         _check_can_fail(runs, pairs, len(arguments.runs) >= len(runs))
     if arguments.json:
@@ -118,8 +117,7 @@ def _status(runs: ComparedRuns, limit: float) -> int:
     if comparison.verdict == SLOWER and shown.relative >= limit:
         return SLOWER_STATUS
     if shown.high > limit:
-        interval = f"{shown.low:+.1%} to {shown.high:+.1%}"
-        say(f"{runs.after} may still be {limit * 100:g}% slower: its step takes {interval}")
+        say(f"{runs.after} may still be {limit * 100:g}% slower: its step takes {shown.low:+.1%} to {shown.high:+.1%}")
     return 0
 
 

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 from training_profiler.base.errors import SettingsError
-from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WORKER_START
+from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WITHIN, WORKER_START
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
-from training_profiler.model.snapshot import Snapshot
+from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 
 Measured = TypeVar("Measured")  # input of the rules: a snapshot of a run, or an analysis of a trace
 Find = Callable[[Measured, float], Finding | None]
@@ -104,8 +104,7 @@ class Registry(Generic[Measured, Row]):
         """Return the codes of the rules that cannot run, by what they need."""
         codes: dict[str, list[str]] = {}
         for rule in self:
-            need = rule.missing(measured)
-            if need is not None:
+            if (need := rule.missing(measured)) is not None:
                 codes.setdefault(need.what, []).append(rule.code)
         return codes
 
@@ -273,11 +272,19 @@ def threshold_of(code: str, snapshot: Snapshot) -> float:
     return snapshot.thresholds.get(code, RULES[code].threshold)
 
 
+def part_in_training(finding: Finding, snapshot: Snapshot) -> float:
+    """Return the part of a finding's section that is not after the training, 0 to 1; 1 of what is in no section."""
+    name = section_of(finding)
+    parts = [each for each in snapshot.sections.values() if name in (each.name.partition(WITHIN)[0], each.parent)]
+    after_s = 0.0 if name in (None, OUTSIDE_STEPS) else sum(each.after_s for each in parts)
+    return 1 - after_s / sum(each.after_s + each.training_s for each in parts) if after_s else 1.0
+
+
 def with_step_time(finding: Finding, snapshot: Snapshot) -> Finding:
-    """Return a finding about steps with the mean step now and without the cost, and with what all steps save."""
+    """Return a finding with its saving in the training, or after it; about steps, with the mean step now and after."""
     step, saving_s = snapshot.step, finding.potential_saving_s
     if RULES[finding.code].saving is not Saving.STEPS or not saving_s or step is None:
-        return finding
+        return replace(finding, potential_saving_s=part_in_training(finding, snapshot) * saving_s or saving_s)
     saved_a_step_s = saving_s / max(1, step.settled_count)  # the saving is of those after warm-up
     saving_s = max(saving_s, min(step.total_s, saved_a_step_s * step.count))
     if step.disturbed_count and step.settled_s:  # the mean step leaves out those that a capture window slowed down

@@ -59,8 +59,7 @@ SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small l
 def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     left = within_idle_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
-    left = machine.without_lost_time(left, snapshot)
-    left = each_second_once(left, snapshot)
+    left = each_second_once(machine.without_lost_time(left, snapshot), snapshot)
     findings = [with_uncertainty(with_step_time(finding, snapshot), snapshot) for finding in left]
     findings = [lines.with_call(lines.with_lines(finding, snapshot), snapshot) for finding in findings]
     problems = [finding for finding in findings if not row_of(finding).is_harmless]

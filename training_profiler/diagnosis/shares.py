@@ -92,12 +92,8 @@ class StepShare(RunRule):
         if snapshot.is_by_device(self.section):
             # Fetching queues no work, so the device is idle in it.
             where = " in which the device has no work" if self.section == DATA_LOADING else " on the device"
-        evidence: dict[str, float | int | str] = {
-            "share_of_step": share,
-            "threshold": threshold,
-            "seconds_per_step": per_step_s,
-            "steps": step.settled_count,
-        }
+        evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold}
+        evidence |= {"seconds_per_step": per_step_s, "steps": step.settled_count}
         if self.has_severity:
             evidence["severity"] = severity_of(share, threshold)
         if self.more_evidence is not None:

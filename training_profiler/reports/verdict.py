@@ -19,7 +19,7 @@ from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, 
 from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
 from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
-from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
+from training_profiler.diagnosis.registry import part_in_training, row_of, section_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
 from training_profiler.model.snapshot import LineStats, Snapshot
 from training_profiler.reports.layout import Layout
@@ -112,9 +112,9 @@ def saving_text(snapshot: Snapshot, finding: Finding) -> str:
 
 
 def saved_share(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> float | None:
-    """Return the part of the training time that a change saves, 0 to 1; None where it saves some of the start."""
+    """Return the part of the training time that a change saves, 0 to 1; None where it saves time before or after it."""
     whole_s = snapshot.wall_s if finding.code == MACHINE_BUSY else snapshot.training_s  # it is of the start as well
-    if row_of(finding).is_before_training or whole_s <= 0:
+    if row_of(finding).is_before_training or whole_s <= 0 or not part_in_training(finding, snapshot):
         return None
     return min(1.0, part * finding.potential_saving_s / whole_s)
 
@@ -154,14 +154,14 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
             return Verdict(headline, "", lost, BAD)
         part = next((action.part for action in first.actions), 1.0)
         seconds, share = (part or 1.0) * first.potential_saving_s, saved_share(snapshot, first, part or 1.0)
-        saved = f"{duration_text(seconds)} of the start" if share is None else of_training(share, seconds)
+        when = "of the start" if row_of(first).is_before_training else "after the last step"
+        saved = f"{duration_text(seconds)} {when}" if share is None else of_training(share, seconds)
         saving = f"{'Change 1 can save' if part else 'It costs'} {saved}"
         more = "every time includes this waiting" if first.code == SHARED_GPU else ""
         return Verdict(headline, more, saving if first.potential_saving_s else "", BAD)
     if not snapshot.steps:
         return Verdict("no training step was recorded", "", "", UNCLEAR)
-    missing = too_little_data(snapshot)
-    if missing is not None:
+    if (missing := too_little_data(snapshot)) is not None:
         return Verdict("too few steps to judge", missing, "", UNCLEAR)
     return _no_bottleneck(snapshot, findings)
 

@@ -1,12 +1,14 @@
 """Rules about ranks: each fires, is silent just below and without data, and none claims another's seconds."""
 
 from dataclasses import replace
+from typing import Any
 
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
+from training_profiler.model.lines import StreamRepeats
 from training_profiler.model.program import OptimizerFacts, ProgramFacts
 from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
-from training_profiler.model.snapshot import Snapshot
+from training_profiler.model.snapshot import EpochStats, LoaderStats, Snapshot
 
 
 def run_of(ranks: AllRanksStats | None, steps: int = 100, **shares: float) -> Snapshot:
@@ -31,6 +33,14 @@ def buckets(numbers: int) -> Snapshot:
     optimizer = OptimizerFacts("SGD", 20, ("float32",), ("cpu",), numbers=numbers)
     run = run_of(synchronizing(working(30, 30), 0.2, 0.0))
     return replace(run, program=ProgramFacts(optimizer), gradient_sync=GradientSyncStats(100, 2, 0.01))
+
+
+def repeating(times: float, ranks: int = 2, samples: int | None = 2000, again: float = 0.0, **loader: Any) -> Snapshot:
+    """Return a run of ranks that have trained on samples as often; of each, 800 of a pass of ``samples`` are known."""
+    repeats = StreamRepeats(ranks, 128, times, again, False, 800)
+    epochs = (EpochStats(1, 5.0, 100, 100, samples, 0.05, {}, None, None),) if samples else ()
+    loaders = (LoaderStats("0", 100, samples, 0.1, data_set="Stream", made_at="train.py:41", **loader),)
+    return replace(run_of(ranks_of(working(*[30] * ranks), repeats=repeats)), epochs=epochs, loaders=loaders)
 
 
 CAUSED = {"cause": "data_loading", "cause_s": 0.009, "place": "train.py:31 fetch", "slower_since_step": 40}
@@ -90,6 +100,14 @@ SAYS = {
         "in turn": run_of(synchronizing(working(30, 30), 0.14, 0.11)),
         "one rank's checkpoints": run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(SAVES,))),
     },
+    "ranks-repeat": {
+        "all samples": repeating(2.0),
+        "all samples of eight": repeating(7.6, ranks=8, samples=None, is_map_style=True),
+        "a stream": repeating(2.0, is_map_style=False),
+        "some of a shuffled pass": repeating(1.25),  # two ranks, each with 40 % of it
+        "drawn in the same order": repeating(2.0, again=0.2),
+        "ends between epochs": replace(repeating(2.0), epochs=()),
+    },
     "rank-silent": {
         "comes first, with its last section": run_of(
             ranks_of(
@@ -125,6 +143,18 @@ SILENT = {
     "uneven-work": {
         **UNKNOWN,
         "a straggler": run_of(synchronizing(working(30, 40), 0.3, 0.2)),
+    },
+    "ranks-repeat": {
+        "divided": repeating(1.0),
+        "a few in common": repeating(1.04, samples=6000),
+        "more than by chance": repeating(1.6),
+        "less than by chance": repeating(1.1),
+        "in a pass of unknown length": repeating(1.25, samples=None),
+        "a constant batch": repeating(2.0, again=1.0),
+        "a constant batch of eight": repeating(8.0, ranks=8, again=1.0),
+        "drawn by each": repeating(1.25, again=0.2),
+        "unknown": run_of(ranks_of(working(30, 30))),
+        "one rank": run_of(None),
     },
     "rank-silent": {"all report": run_of(ranks_of(working(30, 30)))},
     "backward-slow": {"it waits for a slow rank": run_of(LATE, **PASSES)},

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.ranks import MS, buckets, summary_of
+from training_profiler.model.lines import StreamRepeats
+from training_profiler.model.loader_workers import SamplePrints
 from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.ranks.comparison import (
@@ -160,3 +163,14 @@ def test_the_true_offset_is_always_within_the_interval(offset, meetings):
     assert clock_stats([on("a", 0, *first), on("b", 1, *other)]).error_s == pytest.approx(
         (known.high_ns - known.low_ns) / 2e9
     )
+
+
+def test_samples_are_compared_once_those_of_all_ranks_are_known():
+    def trained(first: int) -> SamplePrints:
+        return SamplePrints(tuple((first + at, at + 1) for at in range(64)), 64)
+
+    ranks = [replace(summary_of(rank), trained=trained(32 * rank)) for rank in range(3)]
+    assert all_ranks_stats(ranks, 3).repeats == StreamRepeats(3, 128, 1.5, 0.0, False, 64)
+    assert all_ranks_stats(ranks, 4).repeats is None
+    assert all_ranks_stats([*ranks, summary_of(3)], 4).repeats is None
+    assert all_ranks_stats([*ranks, replace(summary_of(3), trained=SamplePrints())], 4).repeats is None

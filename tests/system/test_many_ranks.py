@@ -249,3 +249,32 @@ def until_summary(process: "subprocess.Popen[str]", count: int) -> str:
         killer.cancel()
         killer.join()
     return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("how", "times", "says"),
+    [
+        ("", 2.0, "The 2 ranks train on the same samples: "),
+        ("shuffled", 2.0, "The 2 ranks train on the same samples, each in an order of its own: "),
+        ("divided", 1.0, ""),
+        ("constant", 2.0, ""),
+        ("split", 2.0, ""),
+    ],
+)
+def test_ranks_that_train_on_the_same_samples_are_told_to_divide_them(
+    tmp_path: Path, how: str, times: float, says: str
+) -> None:
+    thresholds = {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": "machine-busy=1,cpu-oversubscribed=1"}
+    training = train_in_forks(tmp_path, how, program="repeated_samples.py", **thresholds)
+    assert training.status == 0, training.stderr
+    truth, report = json.loads(training.stdout.partition("TRUTH ")[2].partition("\n")[0]), training.report
+    assert (truth["steps"], truth["times"]) == (report["steps"], times)
+    found = [each for each in report["findings"] if each["code"] == "ranks-repeat"]
+    assert len(found) == bool(says), report["ranks"]["repeats"]
+    for finding in found:
+        assert finding["finding"].startswith(says)
+        lines = (PROGRAMS / "repeated_samples.py").read_text().splitlines()
+        line = next(number for number, text in enumerate(lines, 1) if "DataLoader(data" in text)
+        assert f"sampler=DistributedSampler(dataset)) at repeated_samples.py:{line}" in finding["fix"]
+        # The fixed program makes half as many steps.
+        assert 0.4 < finding["saving_s"] / report["step_time"]["total_s"] <= 0.5

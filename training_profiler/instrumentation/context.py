@@ -15,6 +15,7 @@ from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, after_import
+from training_profiler.instrumentation.repeated_samples import TrainedSamples
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
@@ -248,8 +249,8 @@ class PatchContext(Fields):
         self.reset_rank_observations()
 
     def reset_rank_observations(self) -> None:
-        """Start with empty records of gradient synchronization and sync points."""
-        self.sync_points = SyncPoints()
+        """Start with empty records of gradient synchronization, sync points and samples."""
+        self.sync_points, self.trained_samples = SyncPoints(), TrainedSamples()
         self.gradient_sync = GradientSync(
             self.sync_points,
             lambda: self._recorder.clock(),

@@ -33,13 +33,14 @@ class WorkerLineStats:
 
 @dataclass(frozen=True, slots=True)
 class StreamRepeats:
-    """Samples that the workers of one pass over a stream yielded."""
+    """Samples that the workers of one pass over a stream yielded, or that ranks trained on."""
 
     workers: Annotated[int, Meta(ge=0, le=2**53)]
     samples: Annotated[int, Meta(ge=0, le=2**53)]  # whose fingerprints were compared
     times: float  # workers that yielded a sample, mean
     again: float  # part of the samples that a worker yielded more than once, 0 to 1
     is_over: bool  # the stream has ended
+    each: Annotated[int, Meta(ge=0, le=2**53)] = 0  # samples of each, its first ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the worker processes of one data loader did, and its batches of a phase: sums that can be added up."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -17,7 +17,9 @@ OWN_COLLATE: Final = "own"  # a function of the program's
 NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
 WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 MOST_WORKERS: Final = 64  # whose memory is kept
-MOST_PRINTS: Final = 128  # of the samples of a worker
+MOST_PRINTS: Final = 128  # of the samples of a worker, or of a rank
+PRINTS_END: Final = 1 << 53  # fingerprints are smaller, which JSON keeps
+SAMPLES_NEEDED: Final = 16  # that are compared
 
 # The phases of a worker's time, in the order in which reports have them. All but the last are of making batches.
 FETCH: Final = "fetch"
@@ -88,7 +90,7 @@ class WorkerMemory(NamedTuple):
 
 
 class SamplePrints(NamedTuple):
-    """Fingerprints of samples in a worker's first pass over a stream."""
+    """Fingerprints of samples in a worker's first pass over a stream, or in early steps of a rank."""
 
     # The smallest ones, and which of the samples had each first.
     places: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=500)] = ()
@@ -143,6 +145,28 @@ def added(parts: Iterable[WorkerSums]) -> WorkerSums:
         lines=largest_lines(samples),
         memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
         repeats=next((part.repeats for part in reversed(parts) if part.repeats is not None), None),
+    )
+
+
+def repeats_among(workers: Sequence[SamplePrints]) -> StreamRepeats | None:
+    """Return how many workers of a pass yield each sample, on average; None where too few samples are known.
+
+    Of each worker, as many of its first samples count.
+    """
+    known = [worker for worker in workers if worker.places]
+    largest = min((worker.places[-1][0] for worker in known if len(worker.places) >= MOST_PRINTS), default=PRINTS_END)
+    first = min((worker.samples for worker in known), default=0)
+    seen = [{each for each, place in worker.places if each <= largest and place <= first} for worker in known]
+    compared = set().union(*seen)
+    if len(known) < 2 or len(compared) < SAMPLES_NEEDED:
+        return None
+    return StreamRepeats(
+        len(workers),
+        len(compared),
+        sum(map(len, seen)) / len(compared),
+        max(worker.again / len(worker.places) for worker in known),
+        all(worker.is_over for worker in workers),
+        first,
     )
 
 

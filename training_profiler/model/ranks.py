@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from training_profiler.model.lines import StreamRepeats
+
 FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
 BLOCK_STEPS: Final = 16  # steps in a row that ranks compare
 MOST_BLOCKS: Final = 8
@@ -205,4 +207,5 @@ class AllRanksStats:
     transfer_share: float | None = None  # the part of sync_share spent on communication
     compared_steps: int = 0  # steps from which waiting and transfer were determined
     clocks: ClockStats | None = None
+    repeats: StreamRepeats | None = None  # of the samples that ranks train on; None: too few are known
     left_out: tuple[str, ...] = ()  # messages about data that could not be read

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.loader_workers import repeats_among
 from training_profiler.model.ranks import (
     BLOCK_STEPS,
     FIRST_STEPS,
@@ -365,6 +366,7 @@ def all_ranks_stats(
     known = {rank.who.rank for rank in of_run}
     late = {rank for rank, s in age_s.items() if silent_after_s is not None and s > silent_after_s}
     shares = _shares(rows)
+    trained = [rank.trained for rank in of_run if rank.trained is not None and rank.trained.places]
     return AllRanksStats(
         world_size=world_size,
         ranks=tuple(rows),
@@ -378,6 +380,7 @@ def all_ranks_stats(
         transfer_share=shares[2],
         compared_steps=0 if waiting is None else waiting.steps,
         clocks=clock_stats(of_run),
+        repeats=repeats_among(trained) if len(trained) == world_size else None,
     )
 
 

@@ -44,6 +44,7 @@ class RankExchange:
     _: KW_ONLY
     gradient_sync: GradientSync | None = None  # DDP's statistics; None if DDP is not observed
     sync_points: SyncPoints | None = None  # barriers of all ranks; None if they are not observed
+    trained_samples: Callable[[], Any] = lambda: None  # returns fingerprints of them, see ``RankSummary``
     begin_ns: int  # begin of the run, by ``clock``
     wall_clock: Callable[[], int] = time.time_ns
 
@@ -140,6 +141,7 @@ class RankExchange:
             begin_ns=self._begin_wall_ns,
             sent_ns=self.wall_clock(),
             sync_points=points,
+            trained=self.trained_samples(),
             inside=inside,
             **self._ending,
         )

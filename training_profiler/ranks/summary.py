@@ -14,6 +14,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN, SectionNames
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.loader_workers import SamplePrints
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import (
     BLOCK_STEPS,
@@ -94,6 +95,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     inside: Annotated[Sequence[str], _Few] = ()  # open sections, outermost first
     is_final: bool = False
     ended_by: str | None = None
+    trained: SamplePrints | None = None  # samples of early steps
 
     def to_data(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON represents exactly."""

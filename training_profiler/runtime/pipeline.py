@@ -135,6 +135,7 @@ class Pipeline:
             self.guard.run,
             gradient_sync=patches.gradient_sync,
             sync_points=patches.sync_points,
+            trained_samples=patches.trained_samples.record,
             begin_ns=begin_ns,
         )
 

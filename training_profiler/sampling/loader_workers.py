@@ -14,15 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from training_profiler.base.units import NS_PER_S, time_text
-from training_profiler.model.lines import StreamRepeats
-from training_profiler.model.loader_workers import SamplePrints, WorkerSums, added, fit_sums
+from training_profiler.model.loader_workers import SamplePrints, WorkerSums, added, fit_sums, repeats_among
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import WORKERS, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.batch_phases import PINS
 from training_profiler.sampling.frames import frame_of, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
-from training_profiler.sampling.repeated_samples import repeats_among
 
 MOST_FILE_BYTES: Final = 1 << 18  # 30 lines of long paths take a tenth
 LEFT_OVER_S: Final = 86_400.0  # without a change, of a process that was killed
@@ -117,7 +115,7 @@ class _Workers:
         self._earlier = WorkerSums()
         self._latest: dict[int, WorkerSums | None] = {}
         self._of_pass: list[int] = []  # those started last
-        self._repeats: StreamRepeats | None = None  # of the latest pass of which enough is known
+        self._repeats = repeats_among(())  # of the latest pass of which enough is known
         self._waits = self._held = self._pin_waits = self._pinning = 0
 
     def add(self, workers: Iterable[int]) -> None:

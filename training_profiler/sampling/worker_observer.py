@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.repeated_samples import PassPrints
 from training_profiler.model.loader_workers import (
     HAND_OVER,
     IDLE,
@@ -31,7 +32,6 @@ from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import Frame, current_frames, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
 from training_profiler.sampling.loader_workers import Mailbox
-from training_profiler.sampling.repeated_samples import PassPrints
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.user_code import (

@@ -1,22 +1,20 @@
-"""Finds samples that several workers yield, by a few fingerprints of the samples that each has yielded."""
+"""Finds samples that several workers yield, or ranks train on, by a few fingerprints of those that each has seen."""
 
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final
 
-from training_profiler.model.lines import StreamRepeats
-from training_profiler.model.loader_workers import MOST_PRINTS, SamplePrints
+from training_profiler.model.loader_workers import MOST_PRINTS, PRINTS_END, SamplePrints
 
 COLUMNS: Final = 64  # numbers of a sample that are looked at, at least
 FIRST_BATCHES: Final = 16  # that are looked at in any case
 MOST_COST: Final = 0.003  # of the time of a worker, later
-SAMPLES_NEEDED: Final = 16
+TRAINED_NEEDED: Final = 8  # batches of a rank: the first ones alone may be alike
 DEPTH: Final = 3  # of batches within batches
-_BITS: Final = 53  # of a fingerprint, which JSON keeps
 
 
 class PassPrints:
@@ -37,23 +35,28 @@ class PassPrints:
         self._is_on, self._is_over = True, False
         self._places: dict[int, int] = {}  # of each, among all samples looked at
         self._again: set[int] = set()
-        self._batches = self._samples = 0
-        self._largest = 1 << _BITS
+        self.batches = self._samples = 0
+        self._largest = PRINTS_END
 
     def add(self, fetcher: Any, batch: object) -> None:
         """Add a batch; those of a later pass, and those of objects that are not tensors on the host, do not count."""
         self._is_over = False
         if not self._began_ns:
             self._began_ns, self._fetcher = self._clock(), weakref.ref(fetcher)
-        may_spend = self._batches < FIRST_BATCHES or self.spent_ns <= MOST_COST * (self._clock() - self._began_ns)
+        may_spend = self.batches < FIRST_BATCHES or self.spent_ns <= MOST_COST * (self._clock() - self._began_ns)
         self._is_on = self._is_on and may_spend and self._fetcher() is fetcher
         if self._is_on:
-            begin_ns = self._cpu_clock()
+            begin_ns, prints = self._cpu_clock(), []
             with suppress(Exception):  # tensors and classes of the user's
-                for each in sample_prints(batch):
-                    self._see(each)
-            self._batches += 1
+                prints = sample_prints(batch)
+            self.see(prints)
             self.spent_ns += self._cpu_clock() - begin_ns
+
+    def see(self, batch: Iterable[int]) -> None:
+        """Add the fingerprints of a batch."""
+        self.batches += 1
+        for each in batch:
+            self._see(each)
 
     def _see(self, each: int) -> None:
         self._samples += 1
@@ -71,31 +74,57 @@ class PassPrints:
 
     def record(self) -> SamplePrints | None:
         """Return the samples so far; None without a batch or an end."""
-        if not self._began_ns and not self._is_over:
+        if not self.batches and not self._is_over:
             return None
         places = tuple(sorted(self._places.copy().items()))  # the worker's main thread adds to it
         return SamplePrints(places, self._samples, len(self._again.intersection(self._places)), self._is_over)
 
 
-def repeats_among(workers: Sequence[SamplePrints]) -> StreamRepeats | None:
-    """Return how many workers of a pass yield each sample, on average; None where too few samples are known.
+class TrainedSamples:
+    """Fingerprints of the samples that this rank trains on in early batches of one pass over a loader.
 
-    Of each worker, as many of its first samples count.
+    They count where gradients are averaged over all ranks, and the model gets a tensor of a batch's shape: ranks that
+    share the work on a batch may all fetch it. On the host, the tensor itself counts: it may be one for all steps.
     """
-    known = [worker for worker in workers if worker.places]
-    largest = min((worker.places[-1][0] for worker in known if len(worker.places) >= MOST_PRINTS), default=1 << _BITS)
-    first = min((worker.samples for worker in known), default=0)
-    seen = [{each for each, place in worker.places if each <= largest and place <= first} for worker in known]
-    compared = set().union(*seen)
-    if len(known) < 2 or len(compared) < SAMPLES_NEEDED:
-        return None
-    return StreamRepeats(
-        len(workers),
-        len(compared),
-        sum(map(len, seen)) / len(compared),
-        max(worker.again / len(worker.places) for worker in known),
-        all(worker.is_over for worker in workers),
-    )
+
+    def __init__(self) -> None:
+        self._iterator: Callable[[], Any] = lambda: None  # of the pass
+        self._prints = PassPrints()
+        self._fetched: tuple[Any, list[int], set[Any]] = (None, [], set())  # and not used so far
+
+    def fetched(self, iterator: Any, batch: object) -> None:
+        """Look at a batch of a loader."""
+        distributed = sys.modules["torch"].distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            shapes = {each.shape for each in _parts(batch) if not isinstance(each, str)}
+            self._fetched = weakref.ref(iterator), sample_prints(batch), shapes
+
+    def call_begins(self, module: Any, inputs: Any, has_grad: bool) -> None:
+        """Add the latest batch if the call trains on it."""
+        (iterator, prints, shapes), self._fetched = self._fetched, (None, [], set())
+        used = [each for each in _parts(inputs) if not isinstance(each, str) and each.shape in shapes]
+        if not has_grad or not used or not _averages_over_all_ranks(module):
+            return
+        if self._iterator() is not iterator():
+            if self._prints.batches >= TRAINED_NEEDED:
+                return
+            self._iterator, self._prints = iterator, PassPrints()
+        self._prints.see(sample_prints(used) or prints)
+
+    def record(self) -> SamplePrints | None:
+        """Return the samples so far; None where they are too few, or where gradients are not averaged."""
+        return self._prints.record() if self._prints.batches >= TRAINED_NEEDED else None
+
+
+def _averages_over_all_ranks(module: Any) -> bool:
+    """Return whether all ranks are replicas of a module of torch's DDP or FSDP, which no other dimension divides."""
+    module = getattr(module, "_orig_mod", module)  # compiled
+    size = sys.modules["torch"].distributed.get_world_size()
+    kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+    if kinds & {"DistributedDataParallel", "FullyShardedDataParallel"}:
+        return bool(module.process_group.size() == size)
+    mesh = getattr(next(module.parameters(), None), "device_mesh", None) if "FSDPModule" in kinds else None
+    return mesh is not None and (mesh.ndim, mesh.size()) == (1, size)
 
 
 def sample_prints(batch: object) -> list[int]:
@@ -117,7 +146,7 @@ def sample_prints(batch: object) -> list[int]:
     for column in columns:
         for print_, part in zip(prints, column, strict=True):
             print_.update(part)
-    return [int.from_bytes(each.digest()) >> (64 - _BITS) for each in prints]
+    return [int.from_bytes(each.digest()) % PRINTS_END for each in prints]
 
 
 def _parts(value: object, depth: int = DEPTH) -> Iterator[Any]:

@@ -3,15 +3,23 @@
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.recording import FakeClock
+from training_profiler.instrumentation.repeated_samples import (
+    FIRST_BATCHES,
+    TRAINED_NEEDED,
+    PassPrints,
+    TrainedSamples,
+    sample_prints,
+)
 from training_profiler.model.lines import StreamRepeats
-from training_profiler.model.loader_workers import MOST_PRINTS, SamplePrints
-from training_profiler.sampling.repeated_samples import FIRST_BATCHES, PassPrints, repeats_among, sample_prints
+from training_profiler.model.loader_workers import MOST_PRINTS, SamplePrints, repeats_among
 
 SAMPLES = torch.randn(400, 3, 5, generator=torch.Generator().manual_seed(1))
 BATCH = 8
@@ -94,7 +102,7 @@ def test_too_few_samples_say_nothing() -> None:
 
 def test_a_worker_without_samples_is_one_of_them() -> None:
     whole, empty = of_worker(EVERYTHING), of_worker([])
-    assert repeats_among([whole, empty, whole]) == StreamRepeats(3, MOST_PRINTS, 2.0, 0.0, True)
+    assert repeats_among([whole, empty, whole]) == StreamRepeats(3, MOST_PRINTS, 2.0, 0.0, True, 400)
 
 
 def test_another_pass_and_costly_samples_are_not_looked_at() -> None:
@@ -153,3 +161,91 @@ def test_a_change_of_a_sample_shows_and_nothing_is_changed(change: Callable[[tor
     assert not set(prints) & set(sample_prints(other))
     assert torch.equal(samples, before)
     assert samples.resize_(4, 61).shape == (4, 61)  # its memory is not shared
+
+
+def replica(
+    ranks: int = 2, kind: str = "DistributedDataParallel", module: str = "torch.nn.parallel", **more: Any
+) -> Any:
+    """Return a module as if it were of torch's, with a process group of so many ranks."""
+    group = SimpleNamespace(size=lambda: ranks)
+    return type(kind, (), {"__module__": module, "process_group": group, **more})()
+
+
+def mesh(*sizes: int) -> Any:
+    parameters = [SimpleNamespace(device_mesh=SimpleNamespace(ndim=len(sizes), size=lambda: 2))]
+    module = replica(kind="FSDPModule", module="torch.distributed.fsdp")
+    module.parameters = lambda: iter(parameters)
+    return module
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+
+def trained(
+    module: Any, batches: int = TRAINED_NEEDED, given: Callable[[Any], Any] = lambda batch: batch, has_grad: bool = True
+) -> SamplePrints | None:
+    """Return the fingerprints of a training that fetches batches and gives them to its model."""
+    samples, fetcher = TrainedSamples(), Fetcher()
+    for begin in range(0, batches * BATCH, BATCH):
+        batch = SAMPLES[begin : begin + BATCH]
+        samples.fetched(fetcher, [batch, torch.arange(BATCH) + begin])
+        samples.call_begins(module, (given(batch), "name"), has_grad)
+    return samples.record()
+
+
+REPLICAS = {
+    "DDP": replica(),
+    "FSDP": replica(kind="FullyShardedDataParallel"),
+    "FSDP2": mesh(2),
+    "compiled": SimpleNamespace(_orig_mod=replica()),
+}
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("module", REPLICAS.values(), ids=REPLICAS)
+def test_what_replicas_train_on_is_known(module: Any) -> None:
+    record = trained(module)
+    assert record is not None
+    assert (record.samples, record.again) == (TRAINED_NEEDED * BATCH, 0)
+    assert record == trained(module, given=lambda batch: batch.clone())
+    on_device = trained(module, given=lambda batch: batch.to("meta"))  # of the fetched batch then, with its labels
+    assert on_device is not None
+    assert on_device.samples == record.samples
+    assert on_device.places != record.places
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_modules_that_are_not_on_all_ranks_and_evaluations_do_not_count() -> None:
+    assert trained(replica(ranks=1)) is None  # one for each stage of a pipeline, or part of a tensor
+    assert trained(mesh(1, 2)) is None
+    assert trained(replica(kind="Linear")) is None
+    assert trained(replica(module="own")) is None
+    assert trained(replica(), batches=TRAINED_NEEDED - 1) is None
+    assert trained(replica(), has_grad=False) is None
+    assert trained(replica(), given=lambda batch: batch[:, :1]) is None  # each rank has a part of the batch
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_one_batch_that_is_given_in_each_step_comes_again() -> None:
+    record = trained(replica(), given=lambda batch: SAMPLES[:BATCH])
+    assert record is not None
+    assert record.again == len(record.places) == BATCH
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_first_pass_with_enough_batches_counts() -> None:
+    samples, module, passes = TrainedSamples(), replica(), [Fetcher() for _ in range(3)]
+    for fetcher, first, batches in zip(passes, (0, 40, 200), (3, TRAINED_NEEDED, TRAINED_NEEDED), strict=True):
+        for begin in range(first, first + batches * BATCH, BATCH):
+            samples.fetched(fetcher, SAMPLES[begin : begin + BATCH])
+            samples.call_begins(module, (SAMPLES[begin : begin + BATCH],), True)
+    record, second = samples.record(), sample_prints(SAMPLES[40 : 40 + TRAINED_NEEDED * BATCH])
+    assert record is not None
+    assert {each for each, _ in record.places} == set(second)
+
+
+def test_one_rank_has_nothing_to_compare() -> None:
+    assert trained(replica()) is None

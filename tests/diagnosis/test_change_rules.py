@@ -237,6 +237,7 @@ SAYS = {
         "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),
         "a list that is written to a file": growing(HELD, lines=calling("json.dump").step.change.lines),
         "parameters": updating(evenly(UPDATED, name="SGD")),
+        "parameters, by lines": updating(evenly(UPDATED, name="SGD", place="train.py:9")),
         "subnormal averages": updating(AVERAGES),
         "subnormal averages, at once between looks": updating(BETWEEN_LOOKS, **AT_401),
         "subnormal weights": updating(WEIGHTS, section="backward_pass"),

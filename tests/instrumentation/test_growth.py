@@ -13,6 +13,7 @@ from torch import nn
 from training_profiler.inspections.growth import (
     GrowthWatch,
     kept_at,
+    lines_that_add,
     lines_that_keep,
     lines_that_work_through,
     subnormal_part,
@@ -158,25 +159,32 @@ def test_hooks_that_are_registered_in_the_loop_are_counted(training, register):
     assert found[name].place.startswith("test_growth.py:")
 
 
-def steps_with(training, add):
+def adds_parameters(training, every):
     for step in range(STEPS):
-        add(step)
+        if step % every == every - 1:
+            training.optimizer.add_param_group({"params": list(nn.Linear(4, 4).parameters())})
         training.backward(training.model(torch.ones(2, 4)).sum())
     return training.grown(UPDATED)
 
 
 def test_parameters_that_are_given_to_an_optimizer_in_each_step_are_counted(training):
-    (found,) = steps_with(training, lambda _: training.optimizer.add_param_group({"params": [torch.ones(1)]})).values()
+    (found,) = adds_parameters(training, every=1).values()
     assert found.name == "SGD"
     assert found.points[-1][1] > 30
 
 
 def test_layers_that_join_at_times_are_not_what_grows(training):
-    def joins(step):
-        if step % 10 == 9:
-            training.optimizer.add_param_group({"params": list(nn.Linear(4, 4).parameters())})
+    assert adds_parameters(training, every=10) == {}
 
-    assert steps_with(training, joins) == {}
+
+def test_the_lines_that_give_parameters_to_an_optimizer_are_found():
+    lines = (
+        "opt.add_param_group(new)",
+        "opt.param_groups[0]['params'].extend(new)",
+        "for group in opt.param_groups: set(group)",
+    )
+    assert lines_that_add(ast.parse("\n".join(lines)), "train.py") == "train.py:1, 2"
+    assert lines_that_add(ast.parse(lines[2]), "train.py") == ""
 
 
 @pytest.fixture

@@ -208,7 +208,8 @@ def _growth_text(grown: Grown) -> str:
     if grown.kind in SUBNORMAL:
         return f"subnormal floats, which grew from {first:.0f}% to {last:.0f}% of {grown.name}"
     if grown.kind == UPDATED:
-        return f"the parameters of {grown.name}, which grew from {first:,.0f} to {last:,.0f}"
+        at = f", added at {grown.place}" if grown.place else ""
+        return f"the parameters of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
     at = f", the newest from {grown.place}" if grown.place else ""
     return f"the hooks of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
 
@@ -220,7 +221,10 @@ def _growth_fix(grown: Grown, called: str) -> Fix:
         text = "Give it each parameter once, before the loop (add_param_group or param_groups in each step adds more)"
         return Fix(text, (Change.PARAMETERS_ONCE,))
     if grown.kind in SUBNORMAL:
-        return Fix("torch.set_flush_denormal(True) before the first step: floats so small become 0", (Change.FLUSHED,))
+        text = (
+            "torch.set_flush_denormal(True) at the top of the program: later, threads that run already stay as they are"
+        )
+        return Fix(text, (Change.FLUSHED,))
     if called.rpartition(".")[2] in WRITES:
         text = f"Append what is new to the file (a line a step), or write {grown.name} less often"
         return Fix(text, (Change.LESS_OUTPUT,))

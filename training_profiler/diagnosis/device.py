@@ -215,13 +215,13 @@ def _growing(
     step, soon, lasts = snapshot.step, "", ""
     if free_bytes > 0 and bytes_per_s:
         evidence["seconds_until_full"] = left_s = free_bytes / bytes_per_s
-        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(left_s)}"
+        soon, lasts = "; at this rate", f"the remaining {bytes_text(free_bytes)} last {_span_text(left_s)}"
         trained_s = 0.0 if step is None else snapshot.wall_s - (step.before_s or 0.0)
         if step is not None and has_enough_steps(snapshot) and trained_s > 0 and (step.rise or 0.0) < 0.2:
             evidence["full_at_step"] = full_at = float(f"{step.count * (1 + left_s / trained_s):.2g}")
-            soon = f", out of memory near step {full_at:,.0f}"
+            soon = f", at this rate out of memory near step {full_at:,.0f};"
     return found(
-        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{soon}{lasts}",
+        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{soon} {lasts}".rstrip(),
         evidence,
         _keep_less(snapshot),
     )

@@ -50,6 +50,7 @@ LEAST: Final = {SIZE: 100} | dict.fromkeys(SUBNORMAL, 5)  # from which on it may
 GREW: Final = 1.5  # times
 MOST_GROWN: Final = 8
 LEAST_NORMAL: Final = {"torch.float32": 2.0**-126, "torch.bfloat16": 2.0**-126, "torch.float64": 2.0**-1022}
+ADDS: Final = re.compile(r"\.add_param_group$|\bparam_groups\b.*\.(append|extend)$")
 COUNTED: Final = (list, dict, set, deque, str, bytearray)
 # What is as quick for many elements as for few.
 QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
@@ -286,7 +287,9 @@ class GrowthWatch:
         parameters = [each for group in groups for each in group[:MOST_TENSORS] if type(each) in plain]
         hooks = [self._hooks_of(each, "a parameter") for each in parameters[:MOST_MODULES]]
         self._add(HOOKS, "a parameter", max(hooks, default=0))
+        file = ""  # of the innermost function of the program
         for name, value, path in variables(frame, torch.nn.Module):
+            file = file or path
             for tensor in value if type(value) in (tuple, list) and len(value) <= 8 else (value,):
                 if type(tensor) in plain and not (tensor._is_view() and tensor._version) and tensor.grad_fn is not None:
                     self._makers[tensor.grad_fn._sequence_nr()] = name
@@ -300,6 +303,7 @@ class GrowthWatch:
         ordered = sorted(self._program.optimizers, key=lambda each: sum(len(g["params"]) for g in each.param_groups))
         for name, optimizer in {type(each).__name__: each for each in ordered}.items():  # the largest of each class
             self._look_at_state(name, optimizer, plain)
+            self._paths[name] = file
 
     def _look_at_state(self, name: str, optimizer: Any, plain: Any) -> None:
         """Count what an optimizer updates, and the numbers there that are too small to be computed with quickly."""
@@ -331,15 +335,18 @@ class GrowthWatch:
 
     def _look_for_lines(self) -> None:
         """Find the lines that work through variables that have grown, of each once."""
-        grown = [name for (kind, name), points in self._points.items() if kind == SIZE and has_grown(SIZE, points)]
-        new = [name for name in grown if name not in self._lines][:MOST_GROWN]
+        grown = [(kind, name) for (kind, name), points in self._points.items() if has_grown(kind, points)]
+        new = [name for kind, name in grown if kind in (SIZE, UPDATED) and name not in self._lines][:MOST_GROWN]
         self._lines |= dict.fromkeys(new, ())
 
         def find_lines() -> None:
             for name in new:
                 with contextlib.suppress(Exception):
                     tree = tree_of(self._paths[name])
-                    self._lines[name] = tuple(sorted(set(lines_that_work_through(tree, name))))
+                    if (UPDATED, name) in self._points:
+                        self._hook_at[name] = lines_that_add(tree, os.path.basename(self._paths[name]))
+                    else:
+                        self._lines[name] = tuple(sorted(set(lines_that_work_through(tree, name))))
 
         if new:
             beside_the_training("growth", find_lines)
@@ -486,6 +493,13 @@ def size_of(value: Any, plain: Any) -> int | None:
     if kind.__module__.partition(".")[0] in ("numpy", "pandas") and kind.__name__ in ("ndarray", "DataFrame", "Series"):
         return int(value.size)
     return len(value) if kind in COUNTED else int(value.numel()) if kind in plain else None
+
+
+def lines_that_add(tree: ast.Module, file: str) -> str:
+    """Return the lines, as reports name them, that give parameters to an optimizer; "" of none."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    lines = sorted({node.lineno for node in calls if ADDS.search(ast.unparse(node.func))})[:MOST_LINES]
+    return f"{file}:{', '.join(map(str, lines))}" if lines else ""
 
 
 def lines_that_work_through(tree: ast.Module, name: str) -> Iterator[tuple[int, int]]:

@@ -102,6 +102,12 @@ def test_a_flat_series_does_not_rise():
     assert (found.rise, found.p_value) == (0.0, 0.5)
 
 
+def test_a_rise_that_becomes_steeper_is_one_from_its_first_values():
+    found = trend(points([0.01 + (i / 199) ** 3 for i in range(200)]))
+    assert found.rise > 10  # a straight line through them begins below 0
+    assert found.p_value < 1e-6
+
+
 def test_one_outlier_does_not_move_the_trend():
     ys = [1.0] * 200
     ys[199] = 1e6

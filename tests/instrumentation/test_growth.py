@@ -145,6 +145,12 @@ def test_between_looks_it_sleeps_and_knows_the_last_update_when_it_wakes(trainin
     assert training.seen <= 66 + looks * (2 * micro_batches + 3)  # of 2,000
 
 
+def test_passes_that_it_sleeps_through_count(training):
+    adds_losses(training)
+    training.detector.backwards = 2000
+    assert training.grown(GRAPH)["total"].passes == 2000
+
+
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "of a parameter"])
 def test_hooks_that_are_registered_in_the_loop_are_counted(training, register):
     for _ in range(STEPS):

@@ -353,7 +353,7 @@ class GrowthWatch:
 
     def facts(self) -> tuple[Grown, ...]:
         """Return what has grown so far, by how many times, the most first."""
-        grown = []
+        grown, passes = [], max(self._calls, getattr(self._detector(), "backwards", 0))  # those that it slept through
         for (kind, name), points in self._points.items():
             if not has_grown(kind, points) or (kind == SIZE and not self._lines.get(name)):
                 continue
@@ -361,7 +361,7 @@ class GrowthWatch:
             place, own = self._hook_at.get(name, ""), 0
             if kind == GRAPH:
                 name, place, own = *self._kept_at, self._own
-            grown.append(Grown(kind, name, tuple(points), self._calls, path, lines, place, own))
+            grown.append(Grown(kind, name, tuple(points), passes, path, lines, place, own))
         grown.sort(key=lambda each: each.points[0][1] / each.points[-1][1])
         return tuple(grown[:MOST_GROWN])
 

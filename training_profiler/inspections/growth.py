@@ -45,7 +45,7 @@ MOST_FRAMES: Final = 100
 MOST_NAMES: Final = 1_000
 MOST_MODULES: Final = 500
 MOST_TENSORS: Final = 32  # of a group of an optimizer
-SAMPLED: Final = 8, 1024  # tensors of one kind, and values of each
+SAMPLED: Final = 4, 1024  # tensors of one kind, and values of each
 LEAST: Final = {SIZE: 100} | dict.fromkeys(SUBNORMAL, 5)  # from which on it may matter
 GREW: Final = 1.5  # times
 MOST_GROWN: Final = 8
@@ -385,7 +385,8 @@ def subnormal_part(tensors: Iterable[Any]) -> float:
     for tensor in tensors:
         if tensor.is_cpu and tensor.is_contiguous() and str(tensor.dtype) in LEAST_NORMAL and tensor.numel():
             values = tensor.detach().view(-1)[:: tensor.numel() // SAMPLED[1] | 1]  # odd: of all columns
-            small = values[(values != 0) & (values.abs() < LEAST_NORMAL[str(tensor.dtype)])]
+            low = values[values.abs() < LEAST_NORMAL[str(tensor.dtype)]]
+            small = low[low != 0]
             total += tensor.numel()
             if len(small) > len(values) / 50 and _is_slow(small, is_squared=bool(values.min() >= 0)):
                 found += tensor.numel() * len(small) / len(values)

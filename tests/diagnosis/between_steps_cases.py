@@ -4,7 +4,16 @@ from dataclasses import replace
 
 from tests.support.loader_workers import WORKERS
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.model.program import NOTHING_KNOWN, ActingFacts, PassesBefore, ProgramFacts, RowFacts
+from training_profiler.model.program import (
+    NOTHING_KNOWN,
+    ActingFacts,
+    CallFacts,
+    CallSite,
+    PassesBefore,
+    ProgramFacts,
+    RowFacts,
+    SkippedBatches,
+)
 from training_profiler.model.snapshot import (
     OUTSIDE_STEPS,
     DeviceTimingStats,
@@ -174,6 +183,15 @@ def begun(*parts, wall_s=60.0, has_steps=True):
 TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
 
 
+SKIPPED = SkippedBatches(100, 4.0, "train.py:12", "", True)
+BY_TRAINER = CallFacts("loader", "DataLoader", CallSite("train.py", 9, inside="transformers/trainer.py:812 get_loader"))
+
+
+def fetched(skipped=SKIPPED, scanned=None, **facts):
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.6})
+    return replace(run, program=ProgramFacts(skipped=skipped, scanned=scanned, **facts))
+
+
 def line(number: int, share: float, called: str = "", phase: str = "") -> LineStats:
     return LineStats("ppo.py", number, "main", share, 50, phase=phase, called={called: share} if called else {})
 
@@ -239,6 +257,15 @@ SAYS = {
         "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
         "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
     },
+    "fetched-before-training": {
+        "by number": fetched(),
+        "of a stream": fetched(SKIPPED._replace(is_map_style=False)),
+        "by a trainer": fetched(
+            SKIPPED._replace(inside="accelerate/data_loader.py:840 fetch", is_map_style=False), calls=(BY_TRAINER,)
+        ),
+        "its line is not known": fetched(SKIPPED._replace(place="")),
+        "a pass over the data": fetched(SKIPPED._replace(seconds=2.0), SKIPPED),
+    },
     "short-epochs": {
         "what stands between them": in_epochs(20),
         "a trainer's checkpoints": in_epochs(
@@ -291,6 +318,11 @@ SILENT = {
         "no line of the program": begun(StartupPart("other code", 42.0)),
         "no steps": begun(TOKENIZED, has_steps=False),
         "nothing seen": begun(),
+    },
+    "fetched-before-training": {
+        "nothing": fetched(None),
+        "a tenth of the run": fetched(SKIPPED._replace(seconds=1.0)),
+        "no steps": replace(fetched(), step=None),
     },
     "short-epochs": {
         "few epochs": in_epochs(9),

@@ -167,6 +167,20 @@ def test_features_that_are_kept_already_are_not_found(tmp_path: Path) -> None:
     assert "frozen-forward" not in [finding["code"] for finding in report["findings"]]
 
 
+@pytest.mark.parametrize("way", ["", "--statistics", "--fixed", "--buffer"])
+def test_batches_that_are_fetched_before_the_training_are_found_with_their_seconds(tmp_path: Path, way: str) -> None:
+    stdout, report = outcome_of("skipped_batches", tmp_path, NOISE, *way.split(), **OFTEN)
+    found = [each for each in report["findings"] if each["code"] == "fetched-before-training"]
+    if way in ("--fixed", "--buffer"):
+        assert found == []
+        return
+    (finding,) = found
+    does = "takes 60 batches" if not way else "goes through 100 batches of a loader without training"
+    assert does in finding["finding"]
+    assert line_of("skipped_batches", "enumerate(batches)" if not way else "sum(inputs") in finding["finding"]
+    assert finding["evidence"]["seconds"] == pytest.approx(truth_of(stdout)["before_s"], rel=0.1)
+
+
 def test_a_stream_that_each_worker_repeats_is_found(tmp_path: Path) -> None:
     finding = find(findings_of("repeated_stream", tmp_path, NOISE, **OFTEN), "stream-repeated")
     assert finding["evidence"]["share_of_steps"] == 0.5

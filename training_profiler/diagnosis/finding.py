@@ -72,6 +72,7 @@ class Change(Enum):
     MAPPED_DATA = "data mapped into memory", EXACT
     OTHER_BATCHES = "other batches", CHANGES
     WHOLE_PASSES = "whole passes", CHANGES, "because batches come in another order"
+    SKIPPED_BY_INDEX = "batches skipped by index", EXACT_IF, NO_RANDOM
     OTHER_ORDER = "another order of batches", CHANGES
     ACCUMULATION = "accumulated gradients", CHANGES
     SHORTER_HISTORY = "shorter history", CHANGES

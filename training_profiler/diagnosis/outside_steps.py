@@ -1,5 +1,6 @@
 """Rules about time outside of training steps: before the first one, and between them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -50,6 +51,56 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
+    "fetched-before-training",
+    threshold=0.10,  # share of the run
+    saving=Saving.RUN,
+    label="BEFORE TRAINING",
+    changes=(Change.KEPT_RESULTS,),
+    is_before_training=True,
+)
+def fetched_before_training(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag batches fetched before the first step that nothing was computed of: over 10 % of the run.
+
+    A resumed training skips those that it was trained on before, or something goes through the data first.
+    """
+    program = snapshot.program
+    facts = max(filter(None, (program.skipped, program.scanned)), key=lambda each: each.seconds, default=None)
+    if facts is None or not has_enough_steps(snapshot):
+        return None
+    cost, is_skipped = cost_of_run(snapshot, threshold, facts.seconds), facts is program.skipped
+    does = f"takes {facts.batches} batches from its loader, and trains on none of them"
+    if not is_skipped:
+        does = f"goes through {facts.batches} batches of a loader without training"
+    inside = f" ({facts.inside})" if facts.inside else ""
+    at = f", at {facts.place}{inside}" if facts.place else ""
+    return cost.finding(
+        f"Before its first step the program {does}: {duration_text(facts.seconds)}, {cost.share:.0%} of the run{at}",
+        _skipping(snapshot, facts.batches, facts.is_map_style)
+        if is_skipped
+        else "If it computes the same in each run, such as means of the data, keep the result in a file and load that",
+        seconds=facts.seconds,
+        batches=facts.batches,
+        lines=facts.place,
+    )
+
+
+def _skipping(snapshot: Snapshot, batches: int, is_map_style: bool) -> Fix:
+    """Return how a resumed training begins where the one before has ended, by what fetches its batches."""
+    text = f"accelerate.skip_first_batches(loader, {batches})"
+    if not is_map_style:
+        text = "let the data set begin there: by an argument, or state_dict() with torchdata's StatefulDataLoader"
+    actions = [Action(text, (Change.SKIPPED_BY_INDEX,))]
+    if any(call.site.inside.startswith("transformers/trainer.py") for call in snapshot.program.calls):
+        actions.insert(0, Action("TrainingArguments(..., ignore_data_skip=True)", (Change.OTHER_ORDER,)))
+    return _either(actions, "If these were trained on before a resume: ")
+
+
+def _either(actions: Sequence[Action], when: str = "") -> Fix:
+    text = when + " or ".join(action.text for action in actions)
+    return Fix(text, tuple(action.changes[0] for action in actions), tuple(actions))
+
+
+@RULES.rule(
     "short-epochs",
     threshold=0.15,  # of the training time
     saving=Saving.RUN,
@@ -90,7 +141,7 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{share:.0%} of the training time lies between its steps; {epochs} epochs of {step.count / epochs:.3g} steps "
         f"take {time_text(seconds / epochs)} each to end and begin again{mostly}",
         {"share_of_training": share, "threshold": threshold, "seconds": seconds, "epochs": epochs},
-        Fix(" or ".join(action.text for action in actions), tuple(each.changes[0] for each in actions), tuple(actions)),
+        _either(actions),
         saving_s=saved_s,
     )
 

@@ -42,7 +42,7 @@ from training_profiler.diagnosis.registry import (
     moves_with,
     row_of,
 )
-from training_profiler.model.program import LOADER
+from training_profiler.model.program import COMPILE, LOADER
 from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 
 RISE_NEEDS: Final = 100  # steps after warm-up
@@ -162,8 +162,9 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     step = snapshot.step
     if step is None or not step.warmup_count or not step.settled_count:
         return None
-    extra_s = step.warmup_s - step.warmup_count * step.avg_s
-    avg_s = step.warmup_s / step.warmup_count
+    skipped, compiled = snapshot.program.skipped, snapshot.program.compiled
+    warmup_s = step.warmup_s - (0.0 if skipped is None else skipped.seconds)
+    extra_s, avg_s = warmup_s - step.warmup_count * step.avg_s, warmup_s / step.warmup_count
     later_s = max(step.median_s, step.avg_s)
     if extra_s < MIN_SAVING_S or avg_s <= threshold * later_s:
         return None
@@ -171,10 +172,14 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     once = "worker start, torch.compile, cuDNN autotuning" + (" and FLOP counting" if counted else "")
     is_one = step.warmup_count == 1
     first = "step was" if is_one else f"{step.warmup_count} steps were"
+    of_it = ""
+    if compiled is not None and compiled.seconds >= 0.5 * extra_s:
+        at = snapshot.program.places_of(COMPILE)
+        of_it = f"; torch.compile took {duration_text(min(warmup_s, compiled.seconds))} of it{at and f' ({at})'}"
     return found(
         f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
-        f"{time_text(later_s)} later; step averages exclude {'it' if is_one else 'them'}",
-        {"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
+        f"{time_text(later_s)} later{of_it}; step averages exclude {'it' if is_one else 'them'}",
+        {"warmup_steps": step.warmup_count, "warmup_s": warmup_s, "median_s": step.median_s},
         f"Nothing to fix in a long run: {once} happen only once",
         saving_s=extra_s,
     )

@@ -28,7 +28,7 @@ from training_profiler.instrumentation.patches import (
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.model.program import PassesBefore, ProgramFacts
+from training_profiler.model.program import ProgramFacts
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.tracebacks import reraise_if_foreign
@@ -91,7 +91,7 @@ class Instrumentation:
         self.early_steps = EarlySteps(self.context)
         self.epochs = EpochDetector()
         self._known_loaders: KnownLoaders | None = None
-        self._passes_before: PassesBefore | None = None  # of the detectors that have ended
+        self._before: dict[str, Any] = {}  # facts of what was before the training, of the detectors that have ended
 
     def install(self, torch: Any) -> None:
         """Install all patches; one that this version of torch has no place for is left out alone."""
@@ -159,7 +159,7 @@ class Instrumentation:
         facts = self.program.facts()._replace(
             **self.flops.facts,
             calls=self.context.calls.facts(),
-            passes_before=self._passes_before if detector is None else detector.phases.first_evaluations.facts(),
+            **(self._before if detector is None else detector.phases.first_evaluations.facts()),
             threads=0 if torch is None else torch.get_num_threads(),
             has_omp_threads=torch is not None and _OMP_THREADS.search(torch.__config__.parallel_info()) is not None,
         )
@@ -188,6 +188,7 @@ class Instrumentation:
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)
+            detector.phases.first_evaluations.use_sites(self.context.calls.site)
             if not self.context.has_optimizer:
                 detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)
@@ -240,7 +241,7 @@ class Instrumentation:
             self._forwards += detector.phases.forwards_without_grad
             self._has_manual_steps |= detector.has_manual_steps
             self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
-            self._passes_before = detector.phases.first_evaluations.facts()
+            self._before = detector.phases.first_evaluations.facts()
 
     @property
     def is_training(self) -> bool:

@@ -1,11 +1,16 @@
 """Data loaders, which iterators belong to which, and their passes: what of each is known, and which are under way."""
 
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
+from types import FrameType
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.model.loader_workers import TRAIN, VAL, MadeBatches
+from training_profiler.model.program import CallSite, PassesBefore, SkippedBatches
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, batch_size, loader_arguments
 from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -21,6 +26,8 @@ LATER_MADE_EVERY: Final = (23, 47, 97, 197, 397)
 MADE_APART_NS: Final = 50_000_000
 NEVER: Final = 1 << 62
 MAX_LOADERS: Final = 32  # further ones share one entry
+SKIPPED_FROM: Final = 8  # batches before the training: trainers fetch some ahead
+FOLLOWED: Final = 64  # of these, the latest of a pass
 DISTRIBUTED_SAMPLER: Final = ("torch.utils.data.distributed", "DistributedSampler")
 OTHER_LOADERS: Final = "(other loaders)"
 
@@ -56,6 +63,8 @@ class LoaderPass(Fields):
         self.is_evaluated = False  # calls without gradients came between its last batch and the next fetch
         self.has_ended = False  # its loader was found empty
         self.is_over = False  # and none of its batches was used during the pass
+        self.memory: list[Callable[[], Any]] = []  # of its latest batches before the training
+        self.site: CallSite | None = None  # the user's line that took one of these
         self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
         self.loader_id = 0
         self.samples: int | None = None  # in its batches; None if not counted
@@ -170,6 +179,89 @@ class Passes(Fields):
             and candidate.iterator() is not None
             for candidate in self._by_id.values()
         )
+
+
+def _memory(batch: object, depth: int = 3) -> Iterator[Callable[[], Any]]:
+    """Yield weak references to the memory of a batch's tensors, which their parts keep, too."""
+    if depth and isinstance(batch, (Mapping, list, tuple)):
+        for each in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _memory(each, depth - 1)
+    elif hasattr(batch, "untyped_storage"):
+        yield weakref.ref(batch.untyped_storage())
+
+
+class FirstEvaluations:
+    """Evaluations before the first training event, by their loaders, and which loaders are evaluated later.
+
+    And batches of which nothing was computed by then.
+
+    Features made ahead of time look like a first validation. A loader that is made again for each evaluation may not be
+    recognized, so what the same line makes later counts as it.
+    """
+
+    def __init__(self) -> None:
+        self._has_trained = False
+        # A loader is its id, the class of its data set, and the line that made it. Before: the number, and their ns.
+        self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
+        self._later: set[int | tuple[str, str]] = set()
+        self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
+        self._skipped: SkippedBatches | None = None
+        self._scanned: SkippedBatches | None = None
+        self._read_site: Callable[[FrameType], CallSite | None] = lambda frame: None
+
+    def use_sites(self, read_site: Callable[[FrameType], CallSite | None]) -> None:
+        """Find the user's line of a stack by ``read_site``."""
+        self._read_site = read_site
+
+    def fetched(self, loader_pass: LoaderPass, batch: object) -> None:
+        """Handle a batch of which nothing has been computed so far."""
+        if not self._has_trained:
+            with suppress(Exception):  # classes of the user's
+                loader_pass.memory += [*_memory(batch)][:1]
+            del loader_pass.memory[:-FOLLOWED]
+            if loader_pass.fetches == SKIPPED_FROM:
+                loader_pass.site = self._read_site(sys._getframe(1))
+
+    def training_begins(self, unknown: Sequence[LoaderPass], fed_by: LoaderPass | None) -> None:
+        """Handle a training event that ``fed_by`` feeds; the phase of passes was ``unknown`` until then."""
+        for each in () if self._has_trained else unknown:
+            kept = sum(memory() is not None for memory in each.memory)  # in a buffer, or fetched ahead
+            batches = each.fetches - (max(1, kept) if each is fed_by else 0)
+            is_over = each is fed_by or each.has_ended or each.iterator() is None
+            if 2 * kept >= len(each.memory) or batches < SKIPPED_FROM or not is_over:
+                continue
+            spent_s = (each.end_ns - each.begin_ns) / NS_PER_S * batches / each.fetches
+            place, inside = ("", "") if each.site is None else (each.site.place, each.site.inside)
+            arguments = None if each.counts is None else each.counts.arguments
+            facts = SkippedBatches(batches, spent_s, place, inside, bool(arguments and arguments.is_map_style))
+            if each is fed_by:
+                self._skipped = facts
+            elif self._scanned is None or spent_s > self._scanned.seconds:
+                self._scanned = facts
+        self._has_trained = True
+
+    def passes(self, loader_pass: LoaderPass) -> None:
+        """Handle a pass that turns out to be an evaluation."""
+        loader, counts = loader_pass.loader_id, loader_pass.counts
+        arguments = None if counts is None else counts.arguments
+        made = ("", "") if arguments is None else (arguments.data_set, arguments.made_at)
+        if self._has_trained:
+            self._later.update((loader, made))
+        else:
+            self._latest = (loader, made) if loader else None
+
+    def ended(self, ns: int) -> None:
+        """Handle the end of an evaluation that took ``ns``."""
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            number, spent_ns = self._before.get(latest, (0, 0))
+            self._before[latest] = number + 1, spent_ns + ns
+
+    def facts(self) -> dict[str, PassesBefore | SkippedBatches | None]:
+        """Return ``ProgramFacts`` about evaluations of loaders that are not evaluated later, and unused batches."""
+        found = [sums for loader, sums in list(self._before.items()) if self._later.isdisjoint(loader)]
+        passes = PassesBefore(sum(number for number, _ in found), sum(ns for _, ns in found) / NS_PER_S)
+        return {"passes_before": passes if found else None, "skipped": self._skipped, "scanned": self._scanned}
 
 
 class _KnownLoader:

@@ -133,7 +133,7 @@ class LoopDetector(ModuleCalls):
             if not loader_pass.fetches:
                 self.pending.events.extend((now_ns, -self.codes.first_fetch))
             self.pending.events.extend((now_ns, -self.codes.data_loading))
-            self.phases.fetch_ends(loader_pass, now_ns)
+            self.phases.fetch_ends(loader_pass, now_ns, batch)
         self._release_if_full()
 
     def _release_if_full(self) -> None:

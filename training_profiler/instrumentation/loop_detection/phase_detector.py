@@ -5,8 +5,13 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, PassPhase
+from training_profiler.instrumentation.loop_detection.loader_passes import (
+    MAX_PASSES,
+    FirstEvaluations,
+    LoaderPass,
+    Passes,
+    PassPhase,
+)
 from training_profiler.instrumentation.loop_detection.modules import ModuleCall
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     ModuleUse,
@@ -16,7 +21,6 @@ from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     nearest,
 )
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
-from training_profiler.model.program import PassesBefore
 from training_profiler.recording.event_codes import Fields, field, time_only
 
 _UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
@@ -39,49 +43,6 @@ class WithGrad:
         """Return what was added since the last call: the number of forward passes and their time in ns."""
         before, self._popped = self._popped, (self.count, self.spent_ns)
         return self._popped[0] - before[0], self._popped[1] - before[1]
-
-
-class FirstEvaluations:
-    """Evaluations before the first training event, by their loaders, and which loaders are evaluated later.
-
-    Features made ahead of time look like a first validation. A loader that is made again for each evaluation may not be
-    recognized, so what the same line makes later counts as it.
-    """
-
-    def __init__(self) -> None:
-        self._has_trained = False
-        # A loader is its id, the class of its data set, and the line that made it. Before: the number, and their ns.
-        self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
-        self._later: set[int | tuple[str, str]] = set()
-        self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
-
-    def training_begins(self) -> None:
-        """Handle a training event."""
-        self._has_trained = True
-
-    def passes(self, loader_pass: LoaderPass) -> None:
-        """Handle a pass that turns out to be an evaluation."""
-        loader, counts = loader_pass.loader_id, loader_pass.counts
-        arguments = None if counts is None else counts.arguments
-        made = ("", "") if arguments is None else (arguments.data_set, arguments.made_at)
-        if self._has_trained:
-            self._later.update((loader, made))
-        else:
-            self._latest = (loader, made) if loader else None
-
-    def ended(self, ns: int) -> None:
-        """Handle the end of an evaluation that took ``ns``."""
-        latest, self._latest = self._latest, None
-        if latest is not None:
-            number, spent_ns = self._before.get(latest, (0, 0))
-            self._before[latest] = number + 1, spent_ns + ns
-
-    def facts(self) -> PassesBefore | None:
-        """Return the evaluations before the training over loaders that are not evaluated later; None without any."""
-        found = [sums for loader, sums in list(self._before.items()) if self._later.isdisjoint(loader)]
-        if not found:
-            return None
-        return PassesBefore(sum(number for number, _ in found), sum(ns for _, ns in found) / NS_PER_S)
 
 
 class PhaseDetector(Fields):
@@ -141,13 +102,15 @@ class PhaseDetector(Fields):
         if not loader_pass.fetches:
             loader_pass.begin_ns = now_ns
 
-    def fetch_ends(self, loader_pass: LoaderPass, now_ns: int) -> None:
+    def fetch_ends(self, loader_pass: LoaderPass, now_ns: int, batch: object = None) -> None:
         """Handle a fetched batch."""
         loader_pass.fetches += 1
         loader_pass.end_ns = now_ns
-        if loader_pass.kind is PassPhase.UNKNOWN and loader_pass.fetches == 1:
-            self.passes.unknown.append(loader_pass)
-            del self.passes.unknown[:-MAX_PASSES]
+        if loader_pass.kind is PassPhase.UNKNOWN:
+            self.first_evaluations.fetched(loader_pass, batch)
+            if loader_pass.fetches == 1:
+                self.passes.unknown.append(loader_pass)
+                del self.passes.unknown[:-MAX_PASSES]
         if loader_pass.kind is PassPhase.EVALUATION:
             self._continue(now_ns)
 
@@ -305,6 +268,7 @@ class PhaseDetector(Fields):
             now_ns: the time.
             module: id of the module whose forward pass the event is; 0 for a backward pass or an update.
         """
+        unknown = [each for each in self.passes.unknown if not each.is_evaluated]
         fed_by = self._resolve_passes()
         step_begin_ns = now_ns
         is_fed = fed_by is not None and fed_by.cycle == self.cycle
@@ -322,7 +286,7 @@ class PhaseDetector(Fields):
             self._close()
         self._forget_eval_mode()
         self.is_unresolved = False
-        self.first_evaluations.training_begins()
+        self.first_evaluations.training_begins(unknown, fed_by)
         return step_begin_ns
 
     def _resolve_run(self, run: NoGradRun, fed_by: LoaderPass | None, step_begin_ns: int) -> int:

@@ -9,10 +9,10 @@ from training_profiler.model.program import (
     ActingFacts,
     CallFacts,
     CallSite,
+    FetchedBefore,
     PassesBefore,
     ProgramFacts,
     RowFacts,
-    SkippedBatches,
 )
 from training_profiler.model.snapshot import (
     OUTSIDE_STEPS,
@@ -183,13 +183,14 @@ def begun(*parts, wall_s=60.0, has_steps=True):
 TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
 
 
-SKIPPED = SkippedBatches(100, 4.0, "train.py:12", "", True)
+SKIPPED = FetchedBefore(100, 4.0, "train.py:12", True)
 BY_TRAINER = CallFacts("loader", "DataLoader", CallSite("train.py", 9, inside="transformers/trainer.py:812 get_loader"))
 
 
-def fetched(skipped=SKIPPED, scanned=None, **facts):
+def fetched(facts=SKIPPED, is_map_style=True, **others):
     run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.6})
-    return replace(run, program=ProgramFacts(skipped=skipped, scanned=scanned, **facts))
+    loaders = (replace(TRAINING, is_map_style=is_map_style),)
+    return replace(run, program=ProgramFacts(fetched_before=facts, **others), loaders=loaders)
 
 
 def line(number: int, share: float, called: str = "", phase: str = "") -> LineStats:
@@ -259,12 +260,10 @@ SAYS = {
     },
     "fetched-before-training": {
         "by number": fetched(),
-        "of a stream": fetched(SKIPPED._replace(is_map_style=False)),
-        "by a trainer": fetched(
-            SKIPPED._replace(inside="accelerate/data_loader.py:840 fetch", is_map_style=False), calls=(BY_TRAINER,)
-        ),
+        "of a stream": fetched(is_map_style=False),
+        "by a trainer": fetched(is_map_style=False, calls=(BY_TRAINER,)),
         "its line is not known": fetched(SKIPPED._replace(place="")),
-        "a pass over the data": fetched(SKIPPED._replace(seconds=2.0), SKIPPED),
+        "a pass over the data": fetched(SKIPPED._replace(is_skipped=False)),
     },
     "short-epochs": {
         "what stands between them": in_epochs(20),

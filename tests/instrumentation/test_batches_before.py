@@ -129,19 +129,17 @@ def later(training):
 
 
 @pytest.mark.parametrize(
-    ("program", "skipped", "scanned"),
+    ("program", "batches", "is_skipped"),
     [
-        *((program, SKIPPED, None) for program in (by_continue, by_next, by_islice, without_modules)),
-        (statistics, None, 24),
-        (statistics_of_some, None, SKIPPED),
+        *((program, SKIPPED, True) for program in (by_continue, by_next, by_islice, without_modules)),
+        (statistics, 24, False),
+        (statistics_of_some, SKIPPED, False),
         *((each, None, None) for each in (few, one, kept, kept_by_sample, cached)),
         *((each, None, None) for each in (calibration, validation, accumulation, later)),
     ],
 )
-def test_batches_that_nothing_is_computed_of_are_counted(instrumented, training, program, skipped, scanned):
+def test_batches_that_nothing_is_computed_of_are_counted(instrumented, training, program, batches, is_skipped):
     program(training)
-    facts = instrumented.instrumentation.program_facts()
-    assert (facts.skipped and facts.skipped.batches, facts.scanned and facts.scanned.batches) == (skipped, scanned)
-    for found in filter(None, (facts.skipped, facts.scanned)):
-        assert found.seconds > 0
-        assert found.is_map_style
+    facts = instrumented.instrumentation.program_facts().fetched_before
+    assert (facts and facts.batches, facts and facts.is_skipped) == (batches, is_skipped)
+    assert facts is None or facts.seconds > 0

@@ -63,31 +63,28 @@ def fetched_before_training(snapshot: Snapshot, threshold: float) -> Finding | N
 
     A resumed training skips those that it was trained on before, or something goes through the data first.
     """
-    program = snapshot.program
-    facts = max(filter(None, (program.skipped, program.scanned)), key=lambda each: each.seconds, default=None)
+    facts = snapshot.program.fetched_before
     if facts is None or not has_enough_steps(snapshot):
         return None
-    cost, is_skipped = cost_of_run(snapshot, threshold, facts.seconds), facts is program.skipped
-    does = f"takes {facts.batches} batches from its loader, and trains on none of them"
-    if not is_skipped:
-        does = f"goes through {facts.batches} batches of a loader without training"
-    inside = f" ({facts.inside})" if facts.inside else ""
-    at = f", at {facts.place}{inside}" if facts.place else ""
+    cost, at = cost_of_run(snapshot, threshold, facts.seconds), f", at {facts.place}" if facts.place else ""
+    does = f"goes through {facts.batches} batches of a loader without training"
+    fix = "If it computes the same in each run, such as means of the data, keep the result in a file and load that"
+    if facts.is_skipped:
+        does = f"takes {facts.batches} batches from its loader, and trains on none of them"
+        fix = _skipping(snapshot, facts.batches)
     return cost.finding(
         f"Before its first step the program {does}: {duration_text(facts.seconds)}, {cost.share:.0%} of the run{at}",
-        _skipping(snapshot, facts.batches, facts.is_map_style)
-        if is_skipped
-        else "If it computes the same in each run, such as means of the data, keep the result in a file and load that",
+        fix,
         seconds=facts.seconds,
         batches=facts.batches,
         lines=facts.place,
     )
 
 
-def _skipping(snapshot: Snapshot, batches: int, is_map_style: bool) -> Fix:
+def _skipping(snapshot: Snapshot, batches: int) -> Fix:
     """Return how a resumed training begins where the one before has ended, by what fetches its batches."""
     text = f"accelerate.skip_first_batches(loader, {batches})"
-    if not is_map_style:
+    if not all(loader.is_map_style for loader in snapshot.loaders if loader.phase == "train"):
         text = "let the data set begin there: by an argument, or state_dict() with torchdata's StatefulDataLoader"
     actions = [Action(text, (Change.SKIPPED_BY_INDEX,))]
     if any(call.site.inside.startswith("transformers/trainer.py") for call in snapshot.program.calls):

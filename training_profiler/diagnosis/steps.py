@@ -162,8 +162,8 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     step = snapshot.step
     if step is None or not step.warmup_count or not step.settled_count:
         return None
-    skipped, compiled = snapshot.program.skipped, snapshot.program.compiled
-    warmup_s = step.warmup_s - (0.0 if skipped is None else skipped.seconds)
+    fetched, compiled = snapshot.program.fetched_before, snapshot.program.compiled
+    warmup_s = step.warmup_s - (fetched.seconds if fetched is not None and fetched.is_skipped else 0.0)
     extra_s, avg_s = warmup_s - step.warmup_count * step.avg_s, warmup_s / step.warmup_count
     later_s = max(step.median_s, step.avg_s)
     if extra_s < MIN_SAVING_S or avg_s <= threshold * later_s:

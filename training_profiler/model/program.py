@@ -243,14 +243,13 @@ class PassesBefore(NamedTuple):
     seconds: float
 
 
-class SkippedBatches(NamedTuple):
-    """Batches fetched before the first step that no module was called with, and that were not kept."""
+class FetchedBefore(NamedTuple):
+    """Batches of a pass before the first step that no module was called with, and that were not kept."""
 
     batches: int
-    seconds: float  # from the first fetch to the end of the last one, with what lies between them
+    seconds: float  # from the first fetch to the end of the last one
     place: str = ""  # the user's line that takes them, or that calls the library that does
-    inside: str = ""  # the library's line: "accelerate/data_loader.py:1370 SkipDataLoader.__iter__"
-    is_map_style: bool = False  # samples are asked for by number
+    is_skipped: bool = False  # the first step goes on with the pass; else it was over
 
 
 class ConvolutionFacts(NamedTuple):
@@ -329,8 +328,7 @@ class ProgramFacts(NamedTuple):
     has_omp_threads: bool = False  # OMP_NUM_THREADS sets the number of threads, as a launcher may
     acting: ActingFacts | None = None  # None: no calls without gradients and a loader, or with different rows
     grown: tuple[Grown, ...] = ()  # the most times, first
-    skipped: SkippedBatches | None = None  # in the pass that the first step goes on with; None: it begins with that
-    scanned: SkippedBatches | None = None  # of the longest pass that was over before the first step
+    fetched_before: FetchedBefore | None = None  # of the longest pass; None: there were none
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

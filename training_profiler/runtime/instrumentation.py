@@ -188,7 +188,7 @@ class Instrumentation:
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)
-            detector.phases.first_evaluations.use_sites(self.context.calls.site)
+            detector.phases.first_evaluations.use_places(self.context.calls.place)
             if not self.context.has_optimizer:
                 detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)

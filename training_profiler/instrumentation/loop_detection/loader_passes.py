@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.loader_workers import TRAIN, VAL, MadeBatches
-from training_profiler.model.program import CallSite, PassesBefore, SkippedBatches
+from training_profiler.model.program import FetchedBefore, PassesBefore
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, batch_size, loader_arguments
 from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -64,7 +64,7 @@ class LoaderPass(Fields):
         self.has_ended = False  # its loader was found empty
         self.is_over = False  # and none of its batches was used during the pass
         self.memory: list[Callable[[], Any]] = []  # of its latest batches before the training
-        self.site: CallSite | None = None  # the user's line that took one of these
+        self.place = ""  # the user's line that took one of these
         self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
         self.loader_id = 0
         self.samples: int | None = None  # in its batches; None if not counted
@@ -205,13 +205,12 @@ class FirstEvaluations:
         self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
         self._later: set[int | tuple[str, str]] = set()
         self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
-        self._skipped: SkippedBatches | None = None
-        self._scanned: SkippedBatches | None = None
-        self._read_site: Callable[[FrameType], CallSite | None] = lambda frame: None
+        self._fetched: FetchedBefore | None = None
+        self._place_of: Callable[[FrameType], str] = lambda frame: ""
 
-    def use_sites(self, read_site: Callable[[FrameType], CallSite | None]) -> None:
-        """Find the user's line of a stack by ``read_site``."""
-        self._read_site = read_site
+    def use_places(self, place_of: Callable[[FrameType], str]) -> None:
+        """Find the user's line of a stack by ``place_of``."""
+        self._place_of = place_of
 
     def fetched(self, loader_pass: LoaderPass, batch: object) -> None:
         """Handle a batch of which nothing has been computed so far."""
@@ -220,24 +219,18 @@ class FirstEvaluations:
                 loader_pass.memory += [*_memory(batch)][:1]
             del loader_pass.memory[:-FOLLOWED]
             if loader_pass.fetches == SKIPPED_FROM:
-                loader_pass.site = self._read_site(sys._getframe(1))
+                loader_pass.place = self._place_of(sys._getframe(1))
 
     def training_begins(self, unknown: Sequence[LoaderPass], fed_by: LoaderPass | None) -> None:
         """Handle a training event that ``fed_by`` feeds; the phase of passes was ``unknown`` until then."""
         for each in () if self._has_trained else unknown:
-            kept = sum(memory() is not None for memory in each.memory)  # in a buffer, or fetched ahead
-            batches = each.fetches - (max(1, kept) if each is fed_by else 0)
-            is_over = each is fed_by or each.has_ended or each.iterator() is None
-            if 2 * kept >= len(each.memory) or batches < SKIPPED_FROM or not is_over:
-                continue
-            spent_s = (each.end_ns - each.begin_ns) / NS_PER_S * batches / each.fetches
-            place, inside = ("", "") if each.site is None else (each.site.place, each.site.inside)
-            arguments = None if each.counts is None else each.counts.arguments
-            facts = SkippedBatches(batches, spent_s, place, inside, bool(arguments and arguments.is_map_style))
-            if each is fed_by:
-                self._skipped = facts
-            elif self._scanned is None or spent_s > self._scanned.seconds:
-                self._scanned = facts
+            kept, is_fed = sum(memory() is not None for memory in each.memory), each is fed_by
+            batches = each.fetches - is_fed * max(1, kept)  # the first one trained on, and those fetched ahead
+            is_over = is_fed or each.has_ended or each.iterator() is None
+            if is_over and batches >= SKIPPED_FROM and 2 * kept < len(each.memory):
+                spent_s = (each.end_ns - each.begin_ns) / NS_PER_S * batches / each.fetches
+                facts = FetchedBefore(batches, spent_s, each.place, is_fed)
+                self._fetched = max(self._fetched or facts, facts, key=lambda found: found.seconds)
         self._has_trained = True
 
     def passes(self, loader_pass: LoaderPass) -> None:
@@ -257,11 +250,11 @@ class FirstEvaluations:
             number, spent_ns = self._before.get(latest, (0, 0))
             self._before[latest] = number + 1, spent_ns + ns
 
-    def facts(self) -> dict[str, PassesBefore | SkippedBatches | None]:
+    def facts(self) -> dict[str, PassesBefore | FetchedBefore | None]:
         """Return ``ProgramFacts`` about evaluations of loaders that are not evaluated later, and unused batches."""
         found = [sums for loader, sums in list(self._before.items()) if self._later.isdisjoint(loader)]
         passes = PassesBefore(sum(number for number, _ in found), sum(ns for _, ns in found) / NS_PER_S)
-        return {"passes_before": passes if found else None, "skipped": self._skipped, "scanned": self._scanned}
+        return {"passes_before": passes if found else None, "fetched_before": self._fetched}
 
 
 class _KnownLoader:

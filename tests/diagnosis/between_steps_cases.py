@@ -142,6 +142,7 @@ LONGER = seconds("validation_epoch", 40.0)
 ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
 ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)
 TRAINER = replace(ENVIRONMENT, share=0.5, inside="lightning/loops/fit_loop.py:484 _FitLoop.on_advance_end")
+PLOTS = replace(ENVIRONMENT, function="Plotter.on_epoch_end", phase="callback on_epoch_end (Plotter)")
 IMPORTS = LineStats("dqn.py", 2, "<module>", 0.05, 10)
 
 
@@ -276,6 +277,7 @@ SAYS = {
         "long epochs": in_epochs(10, step=replace(run_outside().step, total_s=11.0)),
         "an agent that acts": run_outside(),
         "passes of steps are not its lines": run_outside(1.0, 60.0, lines=(replace(ENVIRONMENT, share=0.6),)),
+        "callbacks at the ends of epochs": run_outside(0.0, 25.0, lines=(PLOTS, replace(ENVIRONMENT, share=0.05))),
         "one kind": run_outside(0.0, 50.0, lines=(replace(ENVIRONMENT, share=0.5),)),
         "a part of the run in no section, without passes": run_outside(passes_s=15.0, rest_s=20.0),
     },

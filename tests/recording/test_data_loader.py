@@ -194,7 +194,7 @@ class Pass:
     """The counts of one inferred pass."""
 
     def __init__(self, batches, samples, phase=None, made=NONE_MADE):
-        self.batches, self.samples, self.phase, self.made = batches, samples, phase, made
+        self.fetches, self.samples, self.phase, self.made = batches, samples, phase, made
         self.is_cut = False
 
 

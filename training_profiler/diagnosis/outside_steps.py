@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.framework_frames import CALLBACK
 from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD_WITHOUT_GRAD
 from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text, time_text
@@ -15,6 +16,10 @@ from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 AS_LONG: Final = 10  # times: epochs after the change, or between two checkpoints
 PREPARED: Final = (DATA_SET, MODEL, REST)
+DO_ONCE: Final = (
+    "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
+    'profile_section("...") to measure them separately'
+)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 
 
@@ -177,15 +182,21 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     if sum(line.samples for line in lines) < 30:
         return None
     ordered = tuple(sorted(lines, key=lambda line: -line.share))
-    text = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share)
+    text, fix = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share), DO_ONCE
     if not text:
         return None
+    seconds = rest_s + passes_s
+    saving_s = seconds * (1.0 if is_most else 0.5)  # as of other lines that are in no section
+    in_callbacks = sum(line.share for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase)
+    if in_callbacks > 0.5 * sum(line.share for line in lines):
+        saving_s = min(seconds, in_callbacks * snapshot.wall_s) * (1 - 1 / AS_LONG)
+        often = Action(f"in these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
+        fix = _either([often, Action("make these lines cheaper", (Change.CHEAPER_LINES,))])
     return found(
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
-        {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
-        "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
-        'profile_section("...") to measure them separately',
-        saving_s=(rest_s + passes_s) * (1.0 if is_most else 0.5),  # as of other lines that are in no section
+        {"share_of_run": share, "threshold": threshold, "seconds": seconds, "lines": text},
+        fix,
+        saving_s=saving_s,
     )
 
 

@@ -67,7 +67,7 @@ class PhaseCounts(Struct, array_like=True):
 
     def add_pass(self, loader_pass: Any) -> None:
         """Add a pass over the loader in this phase."""
-        self.add(loader_pass.batches, loader_pass.samples, 0, loader_pass.made, loader_pass.is_cut)
+        self.add(loader_pass.fetches, loader_pass.samples, 0, loader_pass.made, loader_pass.is_cut)
 
 
 class WorkerLine(NamedTuple):

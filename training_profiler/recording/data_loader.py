@@ -71,7 +71,7 @@ class LoaderCounts:
         ended, counts = self.by_phase[phase], PhaseCounts(phase)
         counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made, ended.cut_passes)
         for loader_pass in list(self.passes):
-            if loader_pass.phase == phase and loader_pass.batches:
+            if loader_pass.phase == phase and loader_pass.fetches:
                 counts.add_pass(loader_pass)
         return counts
 
@@ -95,7 +95,7 @@ class LoaderCounts:
         """Add the counts of a pass that is over. A pass of unknown phase is dropped."""
         if loader_pass in self.passes:
             self.passes.remove(loader_pass)
-            if loader_pass.phase is not None and loader_pass.batches:
+            if loader_pass.phase is not None and loader_pass.fetches:
                 self.by_phase[loader_pass.phase].add_pass(loader_pass)
 
 

@@ -35,9 +35,10 @@ OTHER_LOADERS: Final = "(other loaders)"
 class PassPhase(Enum):
     """The use of a pass's batches."""
 
-    UNKNOWN = "unknown"
-    TRAINING = "training"
-    EVALUATION = "evaluation"
+    _value_: str | None
+    UNKNOWN = None
+    TRAINING = TRAIN
+    EVALUATION = VAL
 
 
 class LoaderPass(Fields):
@@ -91,7 +92,7 @@ class LoaderPass(Fields):
     @property
     def phase(self) -> str | None:
         """``TRAIN`` or ``VAL``; None while unknown."""
-        return _PHASES.get(self.kind)
+        return self.kind.value
 
     def add_batch(self, batch: object) -> None:
         """Add the samples of a batch; if they cannot be counted, no more are."""
@@ -121,14 +122,6 @@ class LoaderPass(Fields):
     def is_cut(self) -> bool:
         """Whether the program left it after its first batch: its iterator is gone, and its loader was not empty."""
         return self.fetches == 1 and not self.has_ended and self.iterator() is None
-
-    @property
-    def batches(self) -> int:
-        """Number of batches fetched."""
-        return self.fetches
-
-
-_PHASES: Final = {PassPhase.TRAINING: TRAIN, PassPhase.EVALUATION: VAL}
 
 
 class Passes(Fields):

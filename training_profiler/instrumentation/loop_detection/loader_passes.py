@@ -35,7 +35,6 @@ OTHER_LOADERS: Final = "(other loaders)"
 class PassPhase(Enum):
     """The use of a pass's batches."""
 
-    _value_: str | None
     UNKNOWN = None
     TRAINING = TRAIN
     EVALUATION = VAL
@@ -92,7 +91,8 @@ class LoaderPass(Fields):
     @property
     def phase(self) -> str | None:
         """``TRAIN`` or ``VAL``; None while unknown."""
-        return self.kind.value
+        phase: str | None = self.kind.value
+        return phase
 
     def add_batch(self, batch: object) -> None:
         """Add the samples of a batch; if they cannot be counted, no more are."""

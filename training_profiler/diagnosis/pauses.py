@@ -60,7 +60,6 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
     stats, fix = kinds[kind]
     if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < 3:  # single steps may be chance
         return None
-    part = stats.step_total_s / garbage.step_total_s
     place = ""
     if fix == _ASK_LESS:
         asked = {
@@ -89,7 +88,7 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
             "lines": place,
         },
         fix,
-        saving_s=part * seconds,
+        saving_s=stats.step_total_s * step.settled_count / garbage.steps,
     )
 
 

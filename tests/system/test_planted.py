@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from training_profiler.inspections import growth
 
 from .launching import execute_forked
 from .scripts import ROOT
@@ -218,6 +221,23 @@ def test_slowing_steps_are_found(tmp_path: Path) -> None:
 def test_memory_leak_is_found(tmp_path: Path) -> None:
     findings = findings_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
+
+
+@pytest.mark.parametrize("arguments", [(), ("fixed",), ("added",), ("added", "fixed")])
+def test_an_optimizer_that_does_more_and_more_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    small = torch.full((10_000,), 1e-40)
+    if arguments == () and not growth._is_slow(small, is_squared=True):
+        pytest.skip("this CPU is as quick with subnormal floats")
+    _, report = outcome_of("growing_optimizer", tmp_path, NOISE, *arguments, **OFTEN)
+    findings = [each for each in report["findings"] if each["code"] == "growing-work"]
+    if "fixed" in arguments:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert finding["evidence"]["variable"] == ("SGD" if arguments else "exp_avg_sq of Adam")
+    lines = line_of("growing_optimizer", ".extend(") if arguments else ""
+    assert finding["evidence"]["lines"] == lines
+    assert finding["evidence"]["share_of_step"] > 0.3
 
 
 @pytest.mark.parametrize("arguments", [(), ("fixed",)])

@@ -107,12 +107,12 @@ SAYS = {
         "not full of work": run_on(MachineStats(samples=10, gpus=(BUSY,))),
     },
     "memory-growth": {
-        "of the process": run_on(growing()),
-        "just above a twentieth": run_on(growing(bytes_=52 * MIB)),
+        "of the process": run_on(growing(), steps=1000),
+        "just above a twentieth": run_on(growing(bytes_=52 * MIB), steps=1000),
         "in steps that take longer": replace(
-            run_on(growing()), step=replace(run_on(None).step, rise=0.5, rise_p_value=0.5)
+            run_on(growing(), steps=1000), step=replace(run_on(None, steps=1000).step, rise=0.5, rise_p_value=0.5)
         ),
-        "of a device, which comes first": run_on(replace(growing(), gpus=(GROWN,))),
+        "of a device, which comes first": run_on(replace(growing(), gpus=(GROWN,)), steps=1000),
     },
     "allocator-retries": {"often": retrying(12)},
     "memory-rises-since": {

@@ -16,6 +16,7 @@ SAMPLES_NEEDED: Final = 5  # of the system monitor
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
 SHORT_S: Final = 60.0
+FORECAST: Final = 150  # times as long as the training so far, for which a rate of growth may hold
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
 IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
 LESS_MEMORY: Final = Fix(
@@ -215,13 +216,13 @@ def _growing(
     step, soon, lasts = snapshot.step, "", ""
     if free_bytes > 0 and bytes_per_s:
         evidence["seconds_until_full"] = left_s = free_bytes / bytes_per_s
-        soon, lasts = "; at this rate", f"the remaining {bytes_text(free_bytes)} last {_span_text(left_s)}"
+        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(left_s)}"
         trained_s = 0.0 if step is None else snapshot.wall_s - (step.before_s or 0.0)
-        if step is not None and has_enough_steps(snapshot) and trained_s > 0 and (step.rise or 0.0) < 0.2:
+        if step is not None and left_s < FORECAST * trained_s and (step.rise or 0.0) < 0.2:
             evidence["full_at_step"] = full_at = float(f"{step.count * (1 + left_s / trained_s):.2g}")
-            soon = f", at this rate out of memory near step {full_at:,.0f};"
+            soon = f", out of memory near step {full_at:,.0f}"
     return found(
-        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{soon} {lasts}".rstrip(),
+        f"{what} keeps growing{soon}: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
         evidence,
         _keep_less(snapshot),
     )

@@ -130,6 +130,26 @@ def test_reports_that_the_user_did_not_ask_for_leave_time_between_them(tmp_path,
         assert printed == expected
 
 
+def test_a_report_is_only_made_for_someone(tmp_path, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
+    every = [outputs_in(tmp_path) for _ in range(4)]
+    nobody, given, of_another_rank, tracked = every
+    for outputs in every[:3]:
+        outputs.settings = replace(outputs.settings, sinks=())
+    given.settings = replace(given.settings, is_log_every_given=True)
+    of_another_rank.rank.who = RankId(1, 2)
+    assert [outputs.wants_report() for outputs in every] == [False, True, True, True]
+    now_s[0] += 10
+    assert nobody.wants_report()
+    now_s[0] -= 1
+    assert not nobody.wants_report()
+    nobody.pop_rows()  # the program asks for them from now on
+    assert nobody.wants_report()
+    for outputs in every:
+        outputs.stop()
+
+
 def test_cells_of_a_notebook_are_summed_up_once_and_repeat_nothing_while_the_run_is_about_as_long(
     tmp_path, capsys, monkeypatch
 ):

@@ -272,6 +272,11 @@ class Outputs:
             self.terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))
         self.interval_row(snapshot)
 
+    def wants_report(self) -> bool:
+        """Return whether anyone gets a report now: a tracker, the status line, rank 0, or a reader after some time."""
+        has_rows = bool(self.settings.sinks) or self._program_rows is not None or not self.rank.is_primary()
+        return has_rows or self.settings.asks_for_reports or self.terminal.status.is_active or self._is_due()
+
     def _is_due(self) -> bool:
         """Return whether a report may follow the last one; without a ``log_every`` of the user some time is between."""
         return self.settings.is_log_every_given or time.monotonic() - self._printed_s >= BETWEEN_REPORTS_S

@@ -175,7 +175,9 @@ class Session:
         self._pass_over_reports(steps - 1)
         if steps >= self._next_report:
             self._next_report += self.settings.interval_steps
-            if self._reports.allows(REPORTS_FREE if self.settings.asks_for_reports else REPORTS_SHOWN):
+            if not self.run.outputs.wants_report():
+                self.run.guard.run("console", self.run.outputs.announce)
+            elif self._reports.allows(REPORTS_FREE if self.settings.asks_for_reports else REPORTS_SHOWN):
                 self._exclusively(self._report, PATIENCE_S, self._reports.spend)
             else:
                 self._no_report_before_ns = now_ns + self._reports.refuses_for_ns()

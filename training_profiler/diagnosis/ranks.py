@@ -23,6 +23,7 @@ MOST_NAMED: Final = 4
 BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 NEARLY_ALL: Final = 0.9  # of the samples, and of the steps
 MOST_AGAIN: Final = 0.25  # of the samples that ranks have in common: a rank has them more than once
+MOST_DUPLICATES: Final = 0.02  # of the samples of a rank; with more, they are drawn with replacement
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
 
 
@@ -212,8 +213,9 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     threshold=0.05,  # of the samples of a rank: those that each other rank trains on, too
     saving=Saving.RUN,
     label="REPEATED DATA",
-    saves=(0.8, 1.2),
     changes=(Change.OTHER_BATCHES,),
+    has_loss=True,  # fewer steps lose less
+    is_first=True,
     is_risk=True,
 )
 def ranks_repeat(snapshot: Snapshot, threshold: float) -> Finding | None:
@@ -226,27 +228,28 @@ def ranks_repeat(snapshot: Snapshot, threshold: float) -> Finding | None:
     repeats, step = None if snapshot.ranks is None else snapshot.ranks.repeats, snapshot.step
     if repeats is None or step is None or not has_enough_steps(snapshot):
         return None
-    ranks, epochs = repeats.workers, [epoch for epoch in snapshot.epochs if epoch.is_complete]
+    ranks, whole = repeats.workers, {epoch.steps for epoch in snapshot.epochs if epoch.is_complete}
+    epochs = [epoch for epoch in snapshot.epochs if epoch.steps in whole]  # a trainer may leave the last one at its end
     share = (repeats.times - 1) / (ranks - 1)
     seen = min(1.0, repeats.each / max([1, repeats.each, *(epoch.samples or 0 for epoch in epochs)]))  # of a pass
     by_chance = (ranks * seen / (1 - (1 - seen) ** ranks) - 1) / (ranks - 1)
-    is_shuffled = bool(epochs) and 0.7 * by_chance < share < 1.4 * by_chance
-    repeated_s = (1 - 1 / ranks) * step.total_s
-    if share <= threshold or repeats.again > MOST_AGAIN * share or repeated_s < MIN_SAVING_S:
-        return None
-    if share < NEARLY_ALL and not is_shuffled:
+    is_known = share >= NEARLY_ALL or (bool(epochs) and 0.7 * by_chance < share < 1.4 * by_chance)
+    is_drawn, repeated_s = repeats.again > MOST_DUPLICATES, (1 - 1 / ranks) * step.total_s
+    if not is_known or share <= threshold or repeats.again > MOST_AGAIN * share or repeated_s < MIN_SAVING_S:
         return None
     training = [loader for loader in snapshot.loaders if loader.phase == "train"]
     made = f" at {training[0].made_at}" if len(training) == 1 and training[0].made_at else ""
     divide = f"DataLoader(..., sampler=DistributedSampler(dataset)){made}"
     if any(loader.is_map_style is False for loader in training):
         divide = f"yield every get_world_size()-th sample, from get_rank() on, in {training[0].data_set}.__iter__"
+    elif is_drawn:  # by another sampler, whose pass is as long as it is set
+        divide = f"DataLoader(..., sampler=...) with a generator that has another seed on each rank{made}"
     return found(
         f"The {ranks} ranks train on the same samples{'' if share >= NEARLY_ALL else ', each in an order of its own'}: "
         f"a pass over them takes {ranks} times the steps that it needs",
         {"share": share, "threshold": threshold, "ranks": ranks, "samples": repeats.samples, "again": repeats.again},
-        Fix(f"Divide the samples among the ranks: {divide}", (), (Action(divide, (Change.OTHER_BATCHES,)),)),
-        saving_s=repeated_s if sum(epoch.steps for epoch in epochs) >= NEARLY_ALL * step.count else 0.0,
+        Fix(f"Give each rank samples of its own: {divide}", (), (Action(divide, (Change.OTHER_BATCHES,)),)),
+        saving_s=repeated_s if not is_drawn and sum(each.steps for each in epochs) >= NEARLY_ALL * step.count else 0.0,
     )
 
 

@@ -24,9 +24,7 @@ class PassPrints:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        cpu_clock: Callable[[], int] = time.thread_time_ns,
+        self, clock: Callable[[], int] = time.perf_counter_ns, cpu_clock: Callable[[], int] = time.thread_time_ns
     ) -> None:
         self.spent_ns = 0  # of CPU time
         self._clock, self._cpu_clock = clock, cpu_clock
@@ -56,17 +54,14 @@ class PassPrints:
         """Add the fingerprints of a batch."""
         self.batches += 1
         for each in batch:
-            self._see(each)
-
-    def _see(self, each: int) -> None:
-        self._samples += 1
-        if each in self._places:
-            self._again.add(each)
-        elif each < self._largest:
-            self._places[each] = self._samples
-            if len(self._places) > MOST_PRINTS:
-                del self._places[max(self._places)]
-                self._largest = max(self._places)
+            self._samples += 1
+            if each in self._places:
+                self._again.add(each)
+            elif each < self._largest:
+                self._places[each] = self._samples
+                if len(self._places) > MOST_PRINTS:
+                    del self._places[max(self._places)]
+                    self._largest = max(self._places)
 
     def end(self) -> None:
         """Note that the latest pass has ended."""

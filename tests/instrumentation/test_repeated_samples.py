@@ -200,7 +200,6 @@ REPLICAS = {
     "DDP": replica(),
     "FSDP": replica(kind="FullyShardedDataParallel"),
     "FSDP2": mesh(2),
-    "compiled": SimpleNamespace(_orig_mod=replica()),
 }
 
 

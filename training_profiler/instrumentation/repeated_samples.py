@@ -113,7 +113,6 @@ class TrainedSamples:
 
 def _averages_over_all_ranks(module: Any) -> bool:
     """Return whether all ranks are replicas of a module of torch's DDP or FSDP, which no other dimension divides."""
-    module = getattr(module, "_orig_mod", module)  # compiled
     size = sys.modules["torch"].distributed.get_world_size()
     kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
     if kinds & {"DistributedDataParallel", "FullyShardedDataParallel"}:

@@ -366,7 +366,7 @@ def all_ranks_stats(
     known = {rank.who.rank for rank in of_run}
     late = {rank for rank, s in age_s.items() if silent_after_s is not None and s > silent_after_s}
     shares = _shares(rows)
-    trained = [rank.trained for rank in of_run if rank.trained is not None and rank.trained.places]
+    trained = [rank.trained for rank in of_run if rank.trained and rank.trained.places]
     return AllRanksStats(
         world_size=world_size,
         ranks=tuple(rows),

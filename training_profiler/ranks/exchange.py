@@ -141,7 +141,7 @@ class RankExchange:
             begin_ns=self._begin_wall_ns,
             sent_ns=self.wall_clock(),
             sync_points=points,
-            trained=self.trained_samples(),
+            trained=self.trained_samples() or msgspec.UNSET,
             inside=inside,
             **self._ending,
         )

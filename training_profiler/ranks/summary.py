@@ -95,7 +95,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     inside: Annotated[Sequence[str], _Few] = ()  # open sections, outermost first
     is_final: bool = False
     ended_by: str | None = None
-    trained: SamplePrints | None = None  # samples of early steps
+    trained: SamplePrints | msgspec.UnsetType = msgspec.UNSET  # samples of early steps
 
     def to_data(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON represents exactly."""

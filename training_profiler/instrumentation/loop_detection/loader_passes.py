@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.model.loader_workers import TRAIN, VAL, MadeBatches
+from training_profiler.model.loader_workers import NONE_MADE, TRAIN, VAL, MadeBatches
 from training_profiler.model.program import FetchedBefore, PassesBefore
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, batch_size, loader_arguments
 from training_profiler.recording.event_codes import Fields, field
@@ -70,7 +70,7 @@ class LoaderPass(Fields):
         self.samples: int | None = None  # in its batches; None if not counted
         self.misses = 0  # training events during a pass that was taken for evaluation
         self.measured_at = NEVER
-        self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured
+        self.made = NONE_MADE  # those batches whose CPU time was measured
         self.measured_before: tuple[int, int] | None = None  # the latest of them: batches before it, and its time
         self.measured_often = FIRST_MADE  # batches of which every third is measured
 
@@ -102,8 +102,7 @@ class LoaderPass(Fields):
     def add_made(self, cpu_ns: int, now_ns: int) -> None:
         """Add a batch that was made on the training thread by ``now_ns``, and choose the next one to be measured."""
         before, self.measured_before = self.measured_before, (self.fetches, now_ns)
-        self.made_count += 1
-        self.made_cpu_ns += cpu_ns
+        self.made = MadeBatches(self.made.number + 1, self.made.cpu_ns + cpu_ns)
         every = LATER_MADE_EVERY[0]
         if self.fetches < self.measured_often:
             every = MADE_EVERY
@@ -112,11 +111,6 @@ class LoaderPass(Fields):
             enough = (every for every in LATER_MADE_EVERY if every * step_ns >= MADE_APART_NS)
             every = next(enough, LATER_MADE_EVERY[-1])
         self.measured_at = self.fetches + every
-
-    @property
-    def made(self) -> MadeBatches:
-        """Batches made on the training thread."""
-        return MadeBatches(self.made_count, self.made_cpu_ns)
 
     @property
     def is_cut(self) -> bool:

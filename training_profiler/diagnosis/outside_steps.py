@@ -190,8 +190,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     in_callbacks = sum(line.share for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase)
     if in_callbacks > 0.5 * sum(line.share for line in lines):
         saving_s = min(seconds, in_callbacks * snapshot.wall_s) * (1 - 1 / AS_LONG)
-        often = Action(f"in these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
-        fix = _either([often, Action("make these lines cheaper", (Change.CHEAPER_LINES,))])
+        fix = Fix(f"In these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
     return found(
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
         {"share_of_run": share, "threshold": threshold, "seconds": seconds, "lines": text},
@@ -202,7 +201,5 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _of(passes_s: float, rest_s: float, wall_s: float) -> str:
     parts = {"in forward passes": passes_s, "in no section": rest_s}
-    seen = {what: seconds / wall_s for what, seconds in parts.items() if seconds >= 0.01 * wall_s}
-    if len(seen) == 1:
-        return f", {next(iter(seen))}"
-    return ": " + ", ".join(f"{share:.1%} {what}" for what, share in seen.items())
+    seen = {what: f"{seconds / wall_s:.1%} {what}" for what, seconds in parts.items() if seconds >= 0.01 * wall_s}
+    return f", {next(iter(seen))}" if len(seen) == 1 else f": {', '.join(seen.values())}"

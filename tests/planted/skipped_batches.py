@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-DONE, STEPS = 60, 40
+DONE, STEPS = 120, 40
 
 
 class Files(Dataset):

@@ -178,10 +178,11 @@ def test_batches_that_are_fetched_before_the_training_are_found_with_their_secon
         assert found == []
         return
     (finding,) = found
-    does = "takes 60 batches" if not way else "goes through 100 batches of a loader without training"
+    does = "takes 120 batches" if not way else "goes through 160 batches of a loader without training"
     assert does in finding["finding"]
     assert line_of("skipped_batches", "enumerate(batches)" if not way else "sum(inputs") in finding["finding"]
-    assert finding["evidence"]["seconds"] == pytest.approx(truth_of(stdout)["before_s"], rel=0.1)
+    truth_s = truth_of(stdout)["before_s"]  # with the start of the profiler, and the first batch trained on
+    assert finding["evidence"]["seconds"] == pytest.approx(truth_s, rel=0.1, abs=0.2)
 
 
 def test_a_stream_that_each_worker_repeats_is_found(tmp_path: Path) -> None:

@@ -187,8 +187,7 @@ class Instrumentation:
             ends = StepEnds(self.recorder, end_step)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
-            detector.phases.passes.use_loaders(self._loader_of)
-            detector.phases.first_evaluations.use_places(self.context.calls.place)
+            detector.phases.passes.use_loaders(self._loader_of, self.context.calls.place)
             if not self.context.has_optimizer:
                 detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)

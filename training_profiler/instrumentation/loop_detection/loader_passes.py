@@ -127,11 +127,14 @@ class Passes(Fields):
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched
         self.latest = None
         self._loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
+        self.place_of: Callable[[FrameType], str] = lambda frame: ""
         self._by_id: dict[int, LoaderPass] = {}
 
-    def use_loaders(self, loader_of: Callable[[Any], LoaderCounts | None]) -> None:
-        """Find the counts of an iterator's loader by ``loader_of``."""
-        self._loader_of = loader_of
+    def use_loaders(
+        self, loader_of: Callable[[Any], LoaderCounts | None], place_of: Callable[[FrameType], str] = lambda frame: ""
+    ) -> None:
+        """Find the counts of an iterator's loader by ``loader_of``, and the user's line of a stack by ``place_of``."""
+        self._loader_of, self.place_of = loader_of, place_of
 
     def of(self, iterator: Any, is_first: bool) -> LoaderPass:
         """Return the pass of ``iterator``; a new one if the iterator is new or starts again."""
@@ -186,18 +189,13 @@ class FirstEvaluations:
     recognized, so what the same line makes later counts as it.
     """
 
-    def __init__(self) -> None:
-        self._has_trained = False
+    def __init__(self, passes: Passes) -> None:
+        self._has_trained, self._passes = False, passes
         # A loader is its id, the class of its data set, and the line that made it. Before: the number, and their ns.
         self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
         self._later: set[int | tuple[str, str]] = set()
         self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
         self._fetched: FetchedBefore | None = None
-        self._place_of: Callable[[FrameType], str] = lambda frame: ""
-
-    def use_places(self, place_of: Callable[[FrameType], str]) -> None:
-        """Find the user's line of a stack by ``place_of``."""
-        self._place_of = place_of
 
     def fetched(self, loader_pass: LoaderPass, batch: object) -> None:
         """Handle a batch of which nothing has been computed so far."""
@@ -206,7 +204,7 @@ class FirstEvaluations:
                 loader_pass.memory += [*_memory(batch)][:1]
             del loader_pass.memory[:-FOLLOWED]
             if loader_pass.fetches == SKIPPED_FROM:
-                loader_pass.place = self._place_of(sys._getframe(1))
+                loader_pass.place = self._passes.place_of(sys._getframe(1))
 
     def training_begins(self, unknown: Sequence[LoaderPass], fed_by: LoaderPass | None) -> None:
         """Handle a training event that ``fed_by`` feeds; the phase of passes was ``unknown`` until then."""

@@ -65,7 +65,7 @@ class PhaseDetector(Fields):
         self.forwards_without_grad = 0
         self.is_open = False  # validation_epoch has been entered
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
-        self.first_evaluations = FirstEvaluations()
+        self.first_evaluations = FirstEvaluations(self.passes)
         self.with_grad = WithGrad()
         self._no_grad = NoGradDecisions(was_trained)
         self._run: NoGradRun | None = None  # calls without gradients since the last training event

@@ -134,7 +134,7 @@ def test_a_report_is_only_made_for_someone(tmp_path, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
     every = [outputs_in(tmp_path) for _ in range(4)]
-    nobody, given, of_another_rank, tracked = every
+    nobody, given, of_another_rank, _ = every
     for outputs in every[:3]:
         outputs.settings = replace(outputs.settings, sinks=())
     given.settings = replace(given.settings, is_log_every_given=True)

@@ -214,7 +214,6 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     saving=Saving.RUN,
     label="REPEATED DATA",
     changes=(Change.OTHER_BATCHES,),
-    has_loss=True,  # fewer steps lose less
     is_first=True,
     is_risk=True,
 )

@@ -134,18 +134,18 @@ def test_a_report_is_only_made_for_someone(tmp_path, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
     every = [outputs_in(tmp_path) for _ in range(4)]
-    nobody, given, of_another_rank, _ = every
+    plain, given, of_another_rank, _ = every
     for outputs in every[:3]:
         outputs.settings = replace(outputs.settings, sinks=())
     given.settings = replace(given.settings, is_log_every_given=True)
     of_another_rank.rank.who = RankId(1, 2)
     assert [outputs.wants_report() for outputs in every] == [False, True, True, True]
     now_s[0] += 10
-    assert nobody.wants_report()
+    assert plain.wants_report()
     now_s[0] -= 1
-    assert not nobody.wants_report()
-    nobody.pop_rows()  # the program asks for them from now on
-    assert nobody.wants_report()
+    assert not plain.wants_report()
+    plain.pop_rows()  # the program asks for them from now on
+    assert plain.wants_report()
     for outputs in every:
         outputs.stop()
 

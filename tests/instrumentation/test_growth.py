@@ -12,13 +12,12 @@ from torch import nn
 
 from training_profiler.inspections.growth import (
     GrowthWatch,
-    kept_at,
     lines_that_add,
-    lines_that_keep,
     lines_that_work_through,
     subnormal_part,
     variables,
 )
+from training_profiler.inspections.kept_graphs import kept_at, lines_that_keep
 from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, CallSite
 
 STEPS = 40

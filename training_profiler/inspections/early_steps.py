@@ -7,8 +7,9 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.inspections.frozen_forward import FrozenForward
-from training_profiler.inspections.growth import GraphMarks, GrowthWatch
+from training_profiler.inspections.growth import GrowthWatch
 from training_profiler.inspections.inspection import Counts, Following, Inspection, SeenCall, UserProgram, is_watched
+from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
 from training_profiler.inspections.repeated_forward import RepeatedForward, RepeatedWeights, SlicedBatches

@@ -1,0 +1,181 @@
+"""Finds losses whose graphs are kept from step to step, and the lines that keep them.
+
+The graph of a loss is marked: a mark is a small object among the metadata of one node of autograd's graph, which torch
+keeps for anomaly detection. It lives as long as the node. A tensor that is weakly referenced would not do:
+``total += loss`` keeps the graph alone.
+"""
+
+import ast
+import contextlib
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.instrumentation.call_sites import CallSites
+from training_profiler.model.program import CallSite, KeptGraphs
+from training_profiler.safety.fault_guard import BackgroundThread
+from training_profiler.safety.files import read_file
+
+MARKED: Final = 16  # steps whose graphs are marked
+AFTER: Final = 8  # steps later, a graph that is alive is kept
+DEPTH: Final = 8  # nodes behind the loss, where the graph of the model's output lies
+KEY: Final = "training_profiler"
+MOST_BYTES: Final = BYTES_PER_MIB  # of a source file
+MOST_LINES: Final = 3
+BACKWARD: Final = "backward"
+KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods that keep an argument
+
+
+class _Mark:
+    """Lives as long as a node of a graph."""
+
+    __slots__ = ("__weakref__",)
+
+
+class GraphMarks:
+    """Marks the graphs of some early steps, one a step."""
+
+    def __init__(self, calls: CallSites) -> None:
+        self._calls = calls
+        self._marks: list[tuple[int, list[weakref.ref[_Mark]]]] = []  # by update, those that are not old enough
+        self._optimizer = self._updates = 0
+        self._followed = self._kept = 0
+        self._site: CallSite | None = None
+        self._place = ""  # the lines that keep them, once they are found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough graphs were followed."""
+        return self._followed >= MARKED
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        """Mark the graph of a loss, if it is the first one since the last update."""
+        if self._followed + len(self._marks) < MARKED and (not self._marks or self._marks[-1][0] < self._updates):
+            marks = _marked(kwargs.get("tensors", args[0] if args else ()))
+            if marks:
+                self._marks.append((self._updates, marks))
+                self._site = self._site or self._calls.site(frame)
+
+    def update_ends(self, optimizer: Any) -> None:
+        """Check whether a graph that is old by now is alive. Of several optimizers, the first one counts."""
+        self._optimizer = self._optimizer or id(optimizer)
+        if id(optimizer) != self._optimizer:
+            return
+        self._updates += 1
+        while self._marks and self._marks[0][0] <= self._updates - AFTER:
+            _, marks = self._marks.pop(0)
+            self._followed += 1
+            self._kept += any(mark() is not None for mark in marks)
+            if self.is_over and self._kept and self._site is not None:
+                beside_the_training("kept losses", lambda: self._name_lines(self._site))
+
+    def _name_lines(self, site: CallSite | None) -> None:
+        self._place = "" if site is None else lines_that_keep(site)
+
+    def facts(self) -> KeptGraphs | None:
+        """Return what was found so far; None where no graph is old enough."""
+        if not self._followed:
+            return None
+        backward = "" if self._site is None else self._site.place
+        return KeptGraphs(self._followed, self._kept, AFTER, self._place, backward)
+
+
+def _marked(tensors: Any) -> list[weakref.ref[_Mark]]:
+    """Mark the node of the loss and one behind it; a node that is marked already belongs to no single step."""
+    node, marks = getattr(tensors[0] if isinstance(tensors, (list, tuple)) else tensors, "grad_fn", None), []
+    last = first = node
+    for _ in range(DEPTH):
+        behind = None if last is None else next((each for each, _ in last.next_functions if each is not None), None)
+        if behind is None or "AccumulateGrad" in behind.name():
+            break
+        last = behind
+    for each in (first, last):
+        if each is not None and KEY not in each.metadata:
+            each.metadata[KEY] = mark = _Mark()
+            marks.append(weakref.ref(mark))
+    return marks
+
+
+def beside_the_training(name: str, read: Callable[[], None]) -> None:
+    """Read source on a thread of its own: the disk that it is on may not respond."""
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        BackgroundThread(name, lambda thread: read(), lambda part, begin: begin(), "").start()
+
+
+def tree_of(path: str) -> ast.Module:
+    """Return the syntax tree of a file; raise if it has none."""
+    # Without escapes, some of which make Python 3.12 and newer warn; each keeps its place.
+    return ast.parse(re.sub(rb"\\[^\r\n]", b"__", read_file(path, MOST_BYTES, follow=True)))
+
+
+def lines_that_keep(backward: CallSite) -> str:
+    """Return the lines, as reports name them, that keep the loss of this backward pass; "" if none is seen."""
+    with contextlib.suppress(Exception):
+        lines = kept_at(tree_of(backward.path), backward.line)[:MOST_LINES]
+        return f"{backward.file}:{', '.join(map(str, lines))}" if lines else ""
+    return ""
+
+
+def kept_at(tree: ast.Module, line: int) -> list[int]:
+    """Return the lines of the same function that keep the loss of the backward pass at ``line``.
+
+    The loss is kept as it is, or in a sum: ``float(loss)``, ``loss.item()`` and ``loss.detach()`` keep no graph.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    within = [function for function in functions if _covers(function, line)]
+    nodes = list(ast.walk(max(within, key=lambda function: function.lineno, default=tree)))
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == BACKWARD and _covers(node, line)
+    ]
+    losses = {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)}
+    sums = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id in losses for to in node.targets)
+    ]
+    losses |= {name for value in sums for name in _bare(value)}  # both of ``loss = policy_loss + value_loss``
+    return sorted({getattr(node, "lineno", 0) for node in nodes if _keeps(node, losses)})
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
+    return first <= line <= (last or first)
+
+
+def _keeps(node: ast.AST, losses: set[str]) -> bool:
+    if isinstance(node, ast.AugAssign):
+        is_other = isinstance(node.op, ast.Add) and not losses & set(_bare(node.target))
+        return is_other and bool(losses & set(_bare(node.value)))
+    if isinstance(node, ast.Assign):
+        return any(_is_store(target, node.value, losses) for target in node.targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPERS:
+        return any(losses & set(_bare(argument)) for argument in node.args)
+    return False
+
+
+def _is_store(target: ast.expr, value: ast.expr, losses: set[str]) -> bool:
+    """Return whether an assignment keeps a loss: ``history[step] = loss``, or ``total = total + loss``."""
+    names = set(_bare(value))
+    if not losses & names:
+        return False
+    return isinstance(target, ast.Subscript) or (
+        isinstance(value, ast.BinOp) and bool(set(_bare(target)) & (names - losses))
+    )
+
+
+def _bare(value: ast.expr) -> Iterator[str]:
+    """Yield the names whose own values are part of this one, through arithmetic and containers, but no call."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.BinOp):
+        yield from (name for side in (value.left, value.right) for name in _bare(side))
+    elif isinstance(value, (ast.List, ast.Tuple)):
+        yield from (name for element in value.elts for name in _bare(element))
+    elif isinstance(value, ast.UnaryOp):
+        yield from _bare(value.operand)
+    elif isinstance(value, ast.Attribute):  # self.total
+        yield ast.unparse(value)

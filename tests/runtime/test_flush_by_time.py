@@ -101,6 +101,16 @@ def test_steps_are_counted_once(training, tmp_path):
     assert snapshot.sections["forward_pass"].total_s == pytest.approx(3.5)
 
 
+def test_first_steps_are_in_the_journal_before_any_time_has_passed(tmp_path, capsys):
+    training = Training(tmp_path, flush_s=FLUSH_S, sinks=())  # no reader, no report
+    for step in range(1, 301):
+        training.session.step()
+        if step in (50, 150, 300):
+            training.outputs.settle()
+            assert read_run(training.outputs._files.folder).steps == min(step, 150)
+    training.session.close()
+
+
 def test_an_ended_session_is_not_flushed(training):
     training.session.step()
     training.session.close()

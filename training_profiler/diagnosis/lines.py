@@ -239,7 +239,9 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
         of_cpu = f"; it waits there, a batch uses {ms_text(workers.cpu_avg_s)} of CPU" if waits and not is_lock else ""
         texts.append(f"{text}{of_cpu})")
     evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
-    message = f"{finding.message}; in the workers above all {' and '.join(texts)}"
+    number = loader.num_workers or 0
+    who = "the workers" if not number else "its only worker" if number == 1 else f"its {number} workers"
+    message = f"{finding.message}; in {who} above all {' and '.join(texts)}"
     return replace(finding, message=message, evidence=evidence)
 
 

@@ -205,7 +205,9 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
     elif line is not None and not now:
         function = [each for each in lines if (each.file, each.function) == (line.file, line.function)]
         part = min(1.0, sum(_part_of_waiting(snapshot, each) for each in function)) / whole
-        yield Action(f"do less at {function[0].place} {function[0].what}", (Change.LESS_PREPROCESSING,), part)
+        numbers = sorted({each.line for each in function})  # its saving is of all of them
+        place = function[0].place if len(numbers) == 1 else f"{line.file}:{numbers[0]}-{numbers[-1]}"
+        yield Action(f"do less at {place} {function[0].what}", (Change.LESS_PREPROCESSING,), part)
     elif now and in_workers and in_workers[0].phase not in (LOCK, SHARED_LOCK):
         hottest, part = in_workers[0], min(1.0, plan.saved_by_less_work(in_workers[0].share) / whole)
         yield Action(f"do less at {hottest.place} {hottest.what}", (Change.LESS_PREPROCESSING,), part)

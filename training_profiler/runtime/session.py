@@ -177,6 +177,8 @@ class Session:
             self._next_report += self.settings.interval_steps
             if not self.run.outputs.wants_report():
                 self.run.guard.run("console", self.run.outputs.announce)
+                if steps <= REPORTS_SHOWN * self.settings.interval_steps:  # the program may be killed soon
+                    self._exclusively(self._flush, PATIENCE_S)
             elif self._reports.allows(REPORTS_FREE if self.settings.asks_for_reports else REPORTS_SHOWN):
                 self._exclusively(self._report, PATIENCE_S, self._reports.spend)
             else:

@@ -238,5 +238,5 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, short_fo
     assert (hottest["file"], hottest["function"]) == ("train.py", "Slow.__getitem__")
     assert hottest["share"] > 0.9
     (finding,) = (each for each in report["findings"] if each["code"] == "data-loading-bound")
-    assert "in the workers above all train.py" in finding["finding"]
+    assert "in its 2 workers above all train.py" in finding["finding"]
     assert not list(short_folder.glob("training_profiler*"))

@@ -177,7 +177,9 @@ def _memory(batch: object, depth: int = 3) -> Iterator[Callable[[], Any]]:
         for each in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _memory(each, depth - 1)
     elif hasattr(batch, "untyped_storage"):
-        yield weakref.ref(batch.untyped_storage())
+        with sys.modules["torch"]._C.DisableTorchFunction():  # no mode of the program sees it
+            memory = weakref.ref(batch.untyped_storage())
+        yield memory
 
 
 class FirstEvaluations:

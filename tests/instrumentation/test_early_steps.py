@@ -1,5 +1,6 @@
 """Calls with an input that a module had before, and graphs that are kept, are found in early steps of real torch."""
 
+import contextlib
 import logging
 import random
 from dataclasses import dataclass
@@ -58,6 +59,20 @@ def test_the_same_input_is_found_behind_a_view(instrumented, view):
     detector = instrumented.instrumentation.context.detector
     assert not set(METHODS) & vars(detector).keys()
     assert isinstance(instrumented.instrumentation.context.backward_watch, GrowthWatch)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.utils._python_dispatch.TorchDispatchMode])
+def test_no_sample_is_read_where_a_mode_of_the_program_would_see_it(instrumented, monkeypatch, mode):
+    class Seeing(mode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    training, read = Training(instrumented), []
+    samples = instrumented.instrumentation.context.trained_samples
+    monkeypatch.setattr(samples, "call_begins", lambda *given: read.append(given))
+    with Seeing():
+        training.run(steps=4)
+    assert bool(read) == (mode is contextlib.nullcontext)
 
 
 class Kind(Enum):

@@ -78,8 +78,9 @@ class EarlySteps:
             with self._looking():  # before the call's span
                 counts = Counts(detector.backwards, detector.updates, self._steps)
                 has_grad, bare = torch.is_grad_enabled(), _attempt(is_bare, module) is not False
-                _attempt(self._context.trained_samples.call_begins, module, inputs, has_grad)
                 seen = SeenCall(module, inputs, has_grad, caller, counts, bare, is_watched())
+                if not seen.is_watched:
+                    _attempt(self._context.trained_samples.call_begins, module, inputs, has_grad)
                 followed = [each.follow(seen) for each in self._inspections.values()]
                 self._followed = [each for each in followed if _goes_on(each)]
             call = call_begins(module, inputs, may_explore, caller, function)
@@ -139,7 +140,8 @@ class EarlySteps:
             with self._looking():
                 _attempt(self._frozen.fetch_ends)
                 _attempt(self._padding.fetched, loader_pass.iterator(), batch)
-                _attempt(self._context.trained_samples.fetched, loader_pass.iterator(), batch)
+                if not is_watched():
+                    _attempt(self._context.trained_samples.fetched, loader_pass.iterator(), batch)
 
         return {"fetch_begins": seen_fetch_begins, "fetch_ends": seen_fetch_ends}
 

@@ -111,5 +111,5 @@ def test_steps_that_rise_without_a_jump_have_two_halves():
     assert (step.halves.before_s, step.halves.after_s) == (pytest.approx(0.15, rel=0.05), pytest.approx(0.35, rel=0.05))
     assert step.halves.lines["other"][0].line == "train.py:19 mean"
     finding = slowing_down(run.snapshot())
-    assert ", compared before and after step 201; 100% of that is in no section (" in finding.message
+    assert "; 100% of the rise is in no section (" in finding.message
     assert ", above all train.py:19 mean (" in finding.message

@@ -213,7 +213,7 @@ def verdicts() -> dict[str, Any]:
     claims = (
         "step time varies by 13% (std over mean; longest 9 ms); 73% comes from x",
         "83.4% of step time is spent waiting (data_loading: 6.8 ms)",
-        "20.0% of step time is unattributed: train.py:3 main (50%)",
+        "20.0% of step time is in no section: train.py:3 main (50%)",
         "rank 3 (node1) is 40% slower",
         "GPU 0: full",
     )

@@ -357,13 +357,13 @@ def cause_of(change: StepChange) -> tuple[str, str]:
         return "", ""
     before_s, after_s = change.sections[name]
     part = min(1.0, added[name] / added_s)
-    times = f"({time_text(before_s)} before, {time_text(after_s)} after)"
+    times = f"({time_text(before_s)} before step {change.step}, {time_text(after_s)} after)"
     line, text = _line_that_rose(change, name), ""
     if line is not None:
         called = f", in {line.called}()" if line.called else ""
         text = f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after{called})"
     where = "no section" if name == OTHER else name_of(name)
-    return name, f"; {part:.0%} of that is in {where} {times}{text}"
+    return name, f"; {part:.0%} of the rise is in {where} {times}{text}"
 
 
 def _alike(change: StepChange) -> str:

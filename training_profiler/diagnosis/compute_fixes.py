@@ -89,10 +89,10 @@ def optimizer_fix(snapshot: Snapshot) -> Fix:
             (Change.SHORTER_HISTORY, Change.SET_TO_NONE),
         )
     if not facts.fused and can_fuse(facts):
-        return Fix(f"Use {facts.name}(..., fused=True); or {accumulate}", (Change.FUSED, Change.ACCUMULATION))
+        return Fix(f"{facts.name}(..., fused=True); or {accumulate}", (Change.FUSED, Change.ACCUMULATION))
     if not facts.fused and _can_use_foreach(facts):
         return Fix(
-            f"Use {facts.name}(..., foreach=True); it has no fused form for these parameters; or {accumulate}",
+            f"{facts.name}(..., foreach=True); it has no fused form for these parameters; or {accumulate}",
             (Change.FOREACH, Change.ACCUMULATION),
         )
     if not facts.fused and _is_own(facts):

@@ -33,12 +33,12 @@ from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snap
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
-# Few samples do not show whose loop it is.
 OWN_SECTIONS: Final = Fix(
     'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
     "without some of its callbacks",
     (Change.SECTIONS, Change.FEWER_CALLBACKS),
 )
+MORE_STEPS: Final = Fix("Train for more steps, 200 at least: too few samples fell into it to name its lines")
 CHEAPER_LINES: Final = Fix(
     'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
     (Change.CHEAPER_LINES,),
@@ -153,12 +153,14 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
-    fix, recording = IN_A_LIBRARY if snapshot.phases else OWN_SECTIONS, ""
+    is_sampled_less = bool(snapshot.lines) and sum(line.samples for line in all_lines) < 10
+    fix = IN_A_LIBRARY if snapshot.phases else MORE_STEPS if is_sampled_less else OWN_SECTIONS
+    recording = ""
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
-    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording}){beside}"
+    message = f"{share:.1%} of step time is in no section ({ms_text(per_step_s)} per step{recording}){beside}"
     of_run = max(0.0, other.share - loss)
     if spent := activities(of_run, its_lines, has_forward):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)

@@ -142,6 +142,8 @@ Range = tuple[float, float]
 Left = Callable[[Finding, Sequence[Finding], Snapshot], Finding | None]
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
+ALONE: Final = "alone_saves_times"  # of the evidence: as much without the changes of other findings
+ALONE_FROM: Final = 0.8  # of its own saving: what is left of more needs no word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +355,9 @@ class _Claims:
         self.claim(names, saving_s)
         for name in names if row.is_anywhere else ():
             self._spread_s[name] += self._claimed_s[name] - before_s[name]
-        return replace(finding, potential_saving_s=saving_s)
+        is_less = 0 < saving_s < ALONE_FROM * finding.potential_saving_s
+        alone = {ALONE: finding.potential_saving_s / saving_s} if is_less else {}
+        return replace(finding, potential_saving_s=saving_s, evidence=finding.evidence | alone)
 
     def claim(self, names: Sequence[str], saving_s: float) -> None:
         """Claim seconds of these sections, of each as much as it has left."""

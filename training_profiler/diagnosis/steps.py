@@ -266,7 +266,8 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     if change is not None and change.after_s > change.before_s:
         cause, reason = cause_of(change)
         fix = Fix(fix, fix.changes, less_at(snapshot, change, cause) or fix.actions)
-        where = reason and f", compared before and after step {change.step}{reason}"
+        is_dated = not reason or cause in change.sections
+        where = reason if is_dated else f", compared before and after step {change.step}{reason}"
         if copies_all(change):
             fix = COPIED
         elif cause in OF_THE_MACHINE:  # nothing of the program grows

@@ -9,7 +9,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import PROGRAM, Action, brief, record_steps, worst_losses
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import MACHINE_BUSY
-from training_profiler.diagnosis.registry import row_of, section_of
+from training_profiler.diagnosis.registry import ALONE, row_of, section_of
 from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.layout import Layout, sentence
@@ -21,6 +21,7 @@ WIDEST: Final = 110  # columns; longer lines are harder to read
 MARGIN: Final = " " * 10  # of what follows VERDICT
 SAVING_FROM: Final = 72  # columns: then a saving stands right of its action
 MOST_ACTION_LINES: Final = 3
+OF_WHAT: Final = "training", "the run"  # is the part that an action saves, after what it makes of a step
 MOST_COMMANDS: Final = 3
 
 
@@ -84,18 +85,20 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, orig
             what = _fitting(change.message, layout.width - len(rest))
         elif where and (not what or where.split()[-2] not in what):
             what, where = f"{what}; {where}" if what else where, ""
-        lines += ["", *(_cut(layout, what, first, rest) if what else [])]
+        head = "" if lines else _head(snapshot, changes, layout)
+        lines += [head, *(_cut(layout, what, first, rest) if what else [])]
         if number > 1 and where and where not in what:
             lines += _cut(layout, where, rest, rest, most=1)
         same = next((at for at, before in enumerate(changes[: number - 1], 1) if before.advice == change.advice), None)
         if same is not None:
             lines.append(f"   -> the same change as {same}")
             continue
-        for action in change.actions:
+        for is_other, action in enumerate(change.actions):
             typed = action._replace(text=action.text.replace(PROGRAM, program))
-            lines += _action_lines(snapshot, change, typed, layout)
-        losses = worst_losses_of(change)
-        texts = [f"losses: {losses}"] if losses else []
+            lines += _action_lines(snapshot, change, typed, layout, "   or " if is_other else "   -> ")
+        texts = [f"losses: {losses}"] if (losses := worst_losses_of(change)) else []
+        if share := saved_share(snapshot, change, float(change.evidence.get(ALONE, 0.0))):
+            texts = ["; ".join([*texts, f"alone it can save {share:.0%}"])]
         texts += [f"Tried: {change.tried}"] if change.tried else []
         lines += [line for text in texts for line in _cut(layout, text, "      ", "      ")]
         lines[begin] = first + lines[begin][len(first) :]
@@ -138,19 +141,33 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
     return f"at {first}{')' * bool(more)}" if lines else ""
 
 
-def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout) -> list[str]:
-    """Return an action with what it alone saves: right of it, or below it where there is little room."""
-    text = action_text(finding, action)
-    saving = saving_cell(snapshot, finding, action.part)
-    is_beside = layout.width >= SAVING_FROM
-    room = layout.width - (len(saving) + 2 if saving and is_beside else 0)
-    lines = _cut(replace(layout, width=room), text, "   -> ", "      ", MOST_ACTION_LINES)
-    if not saving:
-        return lines
-    if not is_beside:
-        return [*lines, "      " + layout.color(saving, "green")]
-    space = " " * (layout.width - len(lines[0]) - len(saving))
-    return [lines[0] + space + layout.color(saving, "green"), *lines[1:]]
+def _head(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> str:
+    """Return what the figures right of actions are; "" where none stand there."""
+    shown = [cells for each in changes for action in each.actions if (cells := saving_cells(snapshot, each, action.part))]
+    if layout.width < SAVING_FROM or not shown:
+        return ""
+    return _in_columns(["a step" * any(step for step, *_ in shown), *OF_WHAT]).rjust(layout.width)
+
+
+def _in_columns(cells: Sequence[str]) -> str:
+    return "  ".join([cells[0], *(cell.rjust(len(head)) for cell, head in zip(cells[1:], OF_WHAT, strict=True))])
+
+
+def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout, first: str) -> list[str]:
+    """Return an action with what it alone saves: right of it, or below it where it would need another line."""
+    text, cells = action_text(finding, action), saving_cells(snapshot, finding, action.part)
+    if not cells:
+        return _cut(layout, text, first, "      ", MOST_ACTION_LINES)
+    if layout.width < SAVING_FROM:
+        saving = "      " + layout.color("  ".join(filter(None, cells)), "green")
+        return [*_cut(layout, text, first, "      ", MOST_ACTION_LINES), saving]
+    saving = _in_columns(cells).strip()
+    space = layout.width - len(saving)
+    lines = _cut(replace(layout, width=space - 2), text, first, "      ", MOST_ACTION_LINES)
+    if len(lines) > 1 and len(alone := _cut(layout, text, first, "      ", MOST_ACTION_LINES)) < len(lines):
+        lines = [*alone, ""]
+    lines[-1] = f"{lines[-1]:<{space}}" + layout.color(saving, "green")
+    return lines
 
 
 def action_text(finding: Finding, action: Action) -> str:
@@ -166,22 +183,21 @@ def worst_losses_of(finding: Finding) -> str:
     return "" if finding.code == MACHINE_BUSY else worst_losses(changes)
 
 
-def saving_cell(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> str:
+def saving_cells(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> list[str]:
     """Return what an action saves: a step before and after it, its part of the training time, and time of this run.
 
-    The start of the program is left out of that part. "" where the saving is not known.
+    The start of the program is left out of that part. A cell is "" where it is not known; none where nothing is.
     """
     seconds = part * finding.potential_saving_s
     if not seconds or finding.code == MACHINE_BUSY:
-        return ""
-    cells = []
+        return []
+    step = ""
     if finding.step_s is not None and finding.step_if_fixed_s is not None:
         after_s = finding.step_s - part * (finding.step_s - finding.step_if_fixed_s)
         unit, number = unit_of_steps(finding.step_s)
-        cells.append(f"{number(finding.step_s)} -> {number(after_s)} {unit}")
-    if share := saved_share(snapshot, finding, part):
-        cells.append(f"{-share:>4.0%}")
-    return "  ".join([*cells, f"{duration_text(seconds):>7}"])
+        step = f"{number(finding.step_s)} -> {number(after_s)} {unit}"
+    share = saved_share(snapshot, finding, part)
+    return [step, f"{-share:.0%}" if share else "", duration_text(seconds)]
 
 
 def _remarks(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, changes: Sequence[Finding]) -> list[str]:

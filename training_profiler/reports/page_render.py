@@ -13,7 +13,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import AFTER_TRAINING, BEFORE_TRAINING, Snapshot
-from training_profiler.reports.answer import action_text, saving_cell, worst_losses_of
+from training_profiler.reports.answer import action_text, saving_cells, worst_losses_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
@@ -70,10 +70,12 @@ def _answer(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[F
 
 def _actions(snapshot: Snapshot, finding: Finding) -> Html:
     """Return what to do about a finding, each action with its own saving, and what that does to the losses."""
-    lines = [
-        element("p", "→ ", action_text(finding, action), " ", element("b", saving_cell(snapshot, finding, action.part)))
-        for action in finding.actions
-    ]
+    units = " a step", " of the training", ""
+    lines = []
+    for action in finding.actions:
+        cells = saving_cells(snapshot, finding, action.part)
+        saving = ", ".join(f"{cell}{unit}" for cell, unit in zip(cells, units, strict=False) if cell)
+        lines.append(element("p", "or " if lines else "→ ", action_text(finding, action), " ", element("b", saving)))
     losses = worst_losses_of(finding)
     return element("div", *lines, *([element("p", f"losses: {losses}")] if losses else []), class_="actions")
 

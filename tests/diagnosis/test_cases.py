@@ -185,5 +185,6 @@ def test_what_costs_less_than_20_ms_is_not_reported(cost_of) -> None:
 
 
 if __name__ == "__main__":
-    says = {name: said(rule, run) for name, (rule, run) in SAYS.items()}
+    in_order = [name for name in golden() if name in SAYS]  # new ones come last
+    says = {name: said(*SAYS[name]) for name in dict.fromkeys([*in_order, *SAYS])}
     GOLDEN.write_text(json.dumps(says, indent=1) + "\n", encoding="utf-8")

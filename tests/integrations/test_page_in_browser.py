@@ -192,3 +192,21 @@ def test_many_steps_of_many_ranks_open(tmp_path: Path) -> None:
         print(f"{path.stat().st_size} bytes, open after {opened_ms} ms")
         assert min(page.evaluate(DRAWN)) > 3
         assert page.complaints == []
+
+
+def test_a_screen_reader_has_a_name_for_each_chart_and_control(page: Page) -> None:
+    page.call("Accessibility.enable")
+    nodes = {node["nodeId"]: node for node in page.call("Accessibility.getFullAXTree")["nodes"] if "role" in node}
+    named = {"Canvas": "image", "table": "table image", "button": "button", "checkbox": "checkbox"}
+    named |= {role: role for role in ("combobox", "searchbox", "spinbutton", "link", "heading", "region")}
+    seen = set()
+    for node in nodes.values():
+        role = node["role"]["value"]
+        if node["ignored"] or role not in named:
+            continue
+        seen.add(role)
+        around = node
+        while not (around.get("name", {}).get("value") and around["role"]["value"] in named[role].split()):
+            assert around.get("parentId") in nodes, node
+            around = nodes[around["parentId"]]
+    assert seen == set(named)

@@ -356,8 +356,8 @@ class _Claims:
         for name in names if row.is_anywhere else ():
             self._spread_s[name] += self._claimed_s[name] - before_s[name]
         is_less = 0 < saving_s < ALONE_FROM * finding.potential_saving_s
-        alone = {ALONE: finding.potential_saving_s / saving_s} if is_less else {}
-        return replace(finding, potential_saving_s=saving_s, evidence=finding.evidence | alone)
+        alone: Evidence = {ALONE: finding.potential_saving_s / saving_s} if is_less else {}
+        return replace(finding, potential_saving_s=saving_s, evidence={**finding.evidence, **alone})
 
     def claim(self, names: Sequence[str], saving_s: float) -> None:
         """Claim seconds of these sections, of each as much as it has left."""

@@ -71,7 +71,7 @@ def _answer(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[F
 def _actions(snapshot: Snapshot, finding: Finding) -> Html:
     """Return what to do about a finding, each action with its own saving, and what that does to the losses."""
     units = " a step", " of the training", ""
-    lines = []
+    lines: list[Html] = []
     for action in finding.actions:
         cells = saving_cells(snapshot, finding, action.part)
         saving = ", ".join(f"{cell}{unit}" for cell, unit in zip(cells, units, strict=False) if cell)

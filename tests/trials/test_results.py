@@ -78,7 +78,7 @@ def test_an_interval_without_bounds_is_json_and_comes_back(tmp_path):
     row = replace(WORKERS, effect=Effect(-0.4, -float("inf"), float("inf"), 0.5, 3))
     save(tmp_path, replace(RESULTS, rows=(row,)))
     data = json.loads((tmp_path / FILE).read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert data["rows"][0]["losses"] == {"kind": "identical", "max_difference": None, "steps": 300}
+    assert data["rows"][0]["losses"] == {"kind": "identical", "max_difference": None, "steps": 300, "first_step": 0}
     assert data["rows"][0]["verdict"] == "faster"
     found = load(tmp_path)
     assert found is not None

@@ -67,6 +67,17 @@ def whole_number(what: str, least: int = 0, most: float = inf) -> Callable[[str]
     return read
 
 
+def percentage(word: str) -> float:
+    """Return the part that an argument such as 3% names."""
+    try:
+        part = float(word.removesuffix("%")) / 100
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a percentage; example: 3%")
+    return part
+
+
 def write(text: str) -> None:
     """Write ``text``, which is fit for a terminal, to standard output at once."""
     sys.stdout.write(encodable(text, sys.stdout.encoding))

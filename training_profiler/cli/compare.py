@@ -21,7 +21,7 @@ from typing import Any
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import one_line, printable
-from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
+from training_profiler.cli.common import layout_of_stdout, percentage, runs_folder, say, write
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.page_comparison import render_comparisons
 from training_profiler.reports.report_json import as_data
@@ -47,22 +47,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-if-slower",
-        type=_part,
+        type=percentage,
         metavar="PERCENT",
         help="exit with status 1 if a run is shown to be slower by at least that much, e.g. 3%%",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the steps of both runs as well")
-
-
-def _part(word: str) -> float:
-    try:
-        part = float(word.removesuffix("%")) / 100
-    except ValueError:
-        part = -1.0
-    if not 0 <= part < float("inf"):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a percentage; example: 3%")
-    return part
 
 
 class ReadRun:

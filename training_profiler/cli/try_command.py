@@ -8,6 +8,13 @@ own, which are gone afterwards. Without --only or --all, the findings of a first
     training-profiler try -m package.module
     training-profiler try --resume runs/20261121-142530
     training-profiler try --show-diff runs/20261121-142530 | patch -p1
+
+A change of your own: a patch; a commit, against another one or this folder as it is; other arguments. Nothing is
+checked out, and nothing of this folder changes.
+
+    training-profiler try --patch fix.diff train.py
+    training-profiler try --ref HEAD --base main train.py
+    training-profiler try --args "--batch-size 64" --args "--batch-size 32" train.py
 """
 
 import argparse
@@ -27,7 +34,8 @@ from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import duration_text, read_seconds
 from training_profiler.cli import nearest
-from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
+from training_profiler.cli.common import layout_of_stdout, percentage, runs_folder, say, write
+from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.run import resolve
 from training_profiler.reports.layout import shortened
 from training_profiler.settings.settings import read_settings
@@ -38,11 +46,13 @@ from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
 from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
-from training_profiler.trials.report import render_results
-from training_profiler.trials.results import Results, as_data, load, save
+from training_profiler.trials.own_change import ChangeSession
+from training_profiler.trials.report import change_verdict, render_change, render_results
+from training_profiler.trials.results import FAILED, SLOWER, Results, as_data, load, save
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, identity_of, load_state, why_another
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
+from training_profiler.trials.variants import AS_IT_IS, Variant, of_arguments, of_commit, of_patch
 
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
@@ -78,6 +88,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with a session that was interrupted, or had too little time"
+    )
+    own = parser.add_argument_group("a change of your own")
+    own.add_argument("--patch", type=Path, metavar="FILE", help="as `git diff` makes it")
+    own.add_argument("--ref", metavar="COMMIT", help="the program of this commit (default: this folder as it is)")
+    own.add_argument("--base", metavar="COMMIT", help="what to compare with (default: this folder as it is)")
+    own.add_argument(
+        "--args", action="append", default=[], metavar="WORDS", help="after the program's; twice: against the second"
+    )
+    own.add_argument(
+        "--fail-if-slower",
+        type=percentage,
+        metavar="PERCENT",
+        help="exit with status 1 if the change fails, or is shown to be slower by at least that much, e.g. 3%%",
     )
     parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
 
@@ -120,8 +143,63 @@ def run(arguments: argparse.Namespace) -> int:
         raise ProfilerError("--all tries all that applies, and --only what it names: leave one of them out")
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
+    if any((arguments.patch, arguments.ref, arguments.base, arguments.args)):
+        return _own_change(_program(words), runs, arguments)
+    if arguments.fail_if_slower is not None:
+        raise ProfilerError("--fail-if-slower needs a change of your own: --patch, --ref, --base or --args")
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
     return _session(_program(words), wishes, runs, arguments, lambda session: session.run())
+
+
+def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> int:
+    """Compare the program with a change of the user's and without it; return the exit status."""
+    changed, base = _variants(arguments)
+    progress = _Progress(arguments.budget)
+    with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
+        launcher = Launcher(
+            program, scratch, TABLE, progress.note, interruption.check, base, allow_writes=arguments.allow_writes
+        )
+        try:
+            session = ChangeSession(launcher, changed, arguments.budget, runs, progress.show)
+            results = session.run()
+        except KeyboardInterrupt:
+            progress.note("stopped before anything was known")
+            return INTERRUPTED
+        finally:
+            progress.clear()
+            launcher.close()
+    (row,) = results.rows
+    if arguments.json:
+        verdict = change_verdict(row)
+        data = {**as_data(results), "change": changed.name, "base": base.name, "statement": verdict}
+        write(json.dumps({**data, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
+    else:
+        write(render_change(results, changed.name, base.name, layout_of_stdout()))
+    limit = arguments.fail_if_slower
+    is_slower = row.verdict == SLOWER and row.effect is not None and row.effect.relative >= (limit or 0.0)
+    if limit is not None and (is_slower or row.verdict == FAILED):
+        return SLOWER_STATUS
+    return INTERRUPTED if interruption.has_come else 0
+
+
+def _variants(arguments: argparse.Namespace) -> tuple[Variant, Variant]:
+    """Return the program with the change that is wished, and what it is compared with."""
+    if arguments.only or arguments.all or arguments.numerics or arguments.steps:
+        raise ProfilerError("a change of your own is tried alone: leave out --only, --all, --numerics and --steps")
+    if (arguments.patch is not None) + bool(arguments.ref or arguments.base) + bool(arguments.args) > 1:
+        raise ProfilerError("--patch, --ref with --base, and --args are three kinds of changes: give one of them")
+    if len(arguments.args) > 2:
+        raise ProfilerError("--args can be given twice: the arguments to try, and those to compare with")
+    here = Path.cwd()
+    if arguments.patch is not None:
+        return of_patch(arguments.patch, here), AS_IT_IS
+    if arguments.args:
+        forms = [of_arguments(text) for text in arguments.args]
+        return forms[0], forms[1] if len(forms) > 1 else AS_IT_IS
+    changed, base = (of_commit(name, here) if name else AS_IT_IS for name in (arguments.ref, arguments.base))
+    if changed.files == base.files:
+        raise ProfilerError(f"no file differs between {changed.name} and {base.name}")
+    return changed, base
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:

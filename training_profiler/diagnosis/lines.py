@@ -153,9 +153,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
-    is_sampled_less = bool(snapshot.lines) and sum(line.samples for line in all_lines) < 10
-    fix = IN_A_LIBRARY if snapshot.phases else MORE_STEPS if is_sampled_less else OWN_SECTIONS
-    recording = ""
+    few = bool(snapshot.lines) and sum(line.samples for line in all_lines) < 10
+    fix, recording = IN_A_LIBRARY if snapshot.phases else MORE_STEPS if few else OWN_SECTIONS, ""
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"

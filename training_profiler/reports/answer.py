@@ -143,7 +143,9 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
 
 def _head(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> str:
     """Return what the figures right of actions are; "" where none stand there."""
-    shown = [cells for each in changes for action in each.actions if (cells := saving_cells(snapshot, each, action.part))]
+    shown = [
+        cells for each in changes for action in each.actions if (cells := saving_cells(snapshot, each, action.part))
+    ]
     if layout.width < SAVING_FROM or not shown:
         return ""
     return _in_columns(["a step" * any(step for step, *_ in shown), *OF_WHAT]).rjust(layout.width)

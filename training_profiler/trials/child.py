@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +25,9 @@ import psutil
 from training_profiler.base.backends import BACKENDS
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.repeated_samples import sample_prints
+from training_profiler.model.loader_workers import MOST_PRINTS
+from training_profiler.recording.data_loader import batch_size
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
@@ -128,6 +133,8 @@ class BlockRunner:
         self._block = 0  # steps of the block under way; 0 in the warm-up
         self._begin_ns = self.clock()  # of what is measured: the second step of a block
         self._losses: list[list[Any]] = [[]]  # of each step, as tensors
+        self._samples = [0]  # of each step
+        self._prints: list[int] = []  # of the first samples
 
     def note_loss(self, tensors: Any) -> None:
         """Keep what a backward pass starts from, for the end of the block: reading it now could wait for a device."""
@@ -135,9 +142,16 @@ class BlockRunner:
             value = tensor.detach()
             self._losses[-1].append(value.clone() if value.numel() == 1 else value.double().sum())
 
+    def note_batch(self, batch: object) -> None:
+        """Count the samples of a batch; keep the fingerprints of the first ones of the training."""
+        self._samples[-1] += batch_size(batch) or 0
+        if len(self._prints) < MOST_PRINTS:
+            self._prints += sample_prints(batch)
+
     def end_step(self) -> None:
         """Count a step; at the end of a block, report it and wait for the next."""
         self._losses.append([])
+        self._samples.append(0)
         self._left -= 1
         if self._block and self._left == self._block - 1:
             self._wait_for_devices()
@@ -156,20 +170,33 @@ class BlockRunner:
             step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
             losses=[[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]],
+            samples=median(self._samples[:-1]),
+            prints=self._prints[:MOST_PRINTS],
+            memory_bytes=self._memory_bytes(),
             seed=int(self.torch.initial_seed()),
             holds=holds,
             rank=distributed.get_rank() if is_distributed else 0,
             world_size=distributed.get_world_size() if is_distributed else 1,
         )
-        del self._losses[:-1]
+        del self._losses[:-1], self._samples[:-1]
         self._block = self._left = max(2, self._session.next_block())
         self.children.resume()
 
     def _wait_for_devices(self) -> None:
+        for device in self._devices():
+            device.synchronize()
+
+    def _devices(self) -> Iterator[Any]:
         for backend in BACKENDS:
             device = getattr(self.torch, backend.kind, None)
             if device is not None and hasattr(device, "synchronize") and backend.is_ready(self.torch, device):
-                device.synchronize()
+                yield device
+
+    def _memory_bytes(self) -> int:
+        """Return the most memory until now: of a device that is in use, else of this process."""
+        of_devices = [d.max_memory_allocated() for d in self._devices() if hasattr(d, "max_memory_allocated")]
+        unit = 1 if sys.platform == "darwin" else 1024
+        return max(of_devices, default=0) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def start(path: str) -> None:
@@ -235,5 +262,14 @@ def _instrument(runner: BlockRunner, torch: Any) -> None:
                 runner.note_loss(args[0] if args else kwargs.get("tensors", ()))
         return original(*args, **kwargs)
 
+    def fetch(original: Any, *args: Any) -> Any:
+        batch = original(*args)
+        if threading.get_ident() in threads or not threads:
+            with suppress(Exception):  # of objects that are not torch's own
+                runner.note_batch(batch)
+        return batch
+
     Patches().replace(torch.autograd, "backward", around(backward))
+    loaders = importlib.import_module("torch.utils.data.dataloader")
+    Patches().replace(loaders._BaseDataLoaderIter, "__next__", around(fetch))
     Instrumentation(recorder, begin).install(torch)

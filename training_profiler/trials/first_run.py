@@ -97,7 +97,9 @@ class FirstRun:
             raise TryError("memory has no room for three trainings at a time, which a comparison needs")
         return fits
 
-    def schedule(self, trainings: int, seconds: float, cycle: int = 1) -> BlockSchedule | None:
+    def schedule(
+        self, trainings: int, seconds: float, cycle: int = 1, most_rounds: int | None = None
+    ) -> BlockSchedule | None:
         """Return what so many trainings can run in that time; None if it is too little to show anything.
 
         Several workers make several batches at about the same time, and then none for a while. So a block has whole
@@ -112,7 +114,7 @@ class FirstRun:
         left_s = seconds - startup_s * ceil(trainings / self.at_once)
         steps = self.snapshot.steps - warmup - 1 if self.has_ended else None
         for block_steps in blocks:
-            most = ENOUGH_ROUNDS if block_steps >= 2 * least else MOST_ROUNDS
+            most = most_rounds or (ENOUGH_ROUNDS if block_steps >= 2 * least else MOST_ROUNDS)
             if steps is not None:
                 fit = steps // FEWEST_ROUNDS
                 whole_fit = 1 + (fit - 1) // cycle * cycle if fit > cycle else fit

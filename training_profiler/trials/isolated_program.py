@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections import deque
@@ -61,6 +62,7 @@ class Plan(NamedTuple):
     layers_in_memory: bool
     most_file_bytes: int
     temporary: str = ""  # folder for temporary files, where the usual one cannot be used
+    files: tuple[tuple[str, int, str], ...] = ()  # that the program sees otherwise: path, git's mode or 0, new content
 
     @property
     def is_copy(self) -> bool:
@@ -229,7 +231,30 @@ def _run_in_new_root(plan: Plan, program: list[str], in_user_namespace: bool) ->
     return _run(plan, program)
 
 
+def write_files(files: Iterable[tuple[str, int, str]], top: str) -> None:
+    """Give files below the folder ``top``, "" for all there are, their new contents; those of mode 0 go.
+
+    Raises:
+        OSError: one lies where the copy of the program's folder leads back to the user's own files.
+    """
+    for path, mode, content in files:
+        place, parent = top + path, os.path.dirname(top + path)
+        if not os.path.realpath(parent).startswith(top):
+            raise OSError(f"{path} is not in this folder, or in one that is too large to be copied")
+        if os.path.lexists(place):
+            os.unlink(place)
+        if mode:
+            os.makedirs(parent, exist_ok=True)
+            new = Path(content).read_bytes()
+        if stat.S_ISLNK(mode):
+            os.symlink(os.fsdecode(new), place)
+        elif mode:
+            Path(place).write_bytes(new)
+            os.chmod(place, 0o755 if mode & 0o111 else 0o644)
+
+
 def _run(plan: Plan, program: list[str]) -> int:
+    write_files(plan.files, str(plan.layers) * plan.is_copy)
     if sys.platform == "linux":
         adopt_orphans()
     status = _forked(lambda: _become(plan, program))

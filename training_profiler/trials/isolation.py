@@ -67,6 +67,16 @@ class Isolation:
         self._plan, self.promise = plan, promise
         self.way, self.results = plan.way, plan.results
 
+    def show(self, files: Sequence[tuple[str, int, bytes]]) -> None:
+        """Let the program see other files than the user's: path, git's mode or 0 for none, and content of each."""
+        folder = self._plan.folder / "files"
+        folder.mkdir(exist_ok=True)
+        named = [(path, mode, str(folder / str(number))) for number, (path, mode, _) in enumerate(files)]
+        for (_, _, place), (_, _, content) in zip(named, files, strict=True):
+            Path(place).write_bytes(content)
+        self._plan = self._plan._replace(files=tuple(named))
+        self._plan.save()
+
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the command that starts the program ``words`` in the current folder.
 

@@ -16,6 +16,7 @@ from training_profiler.trials.isolated_program import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.variants import AS_IT_IS, Variant
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
 RUNS: Final = "runs"
@@ -103,6 +104,7 @@ class Launcher:
     table: str  # module that has ``TREATMENTS``, for the trials' processes
     on_promise: Callable[[str], None] = lambda promise: None  # called once, with what is kept apart and what is not
     check: Callable[[], None] = lambda: None
+    base: Variant = AS_IT_IS  # of the program, unless a start names another
     allow_writes: bool = False  # whether trainings may be kept apart less well where nothing else works
 
     def __post_init__(self) -> None:
@@ -110,9 +112,9 @@ class Launcher:
         self._first_bytes = shutil.disk_usage(self.scratch).free
         self._trainings: list[Training] = []
 
-    def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
+    def start(self, treatments: Sequence[Treatment], warmup: int, variant: Variant | None = None) -> Training:
         """Start a training with these changes, which runs to the end of its warm-up and waits there."""
-        return self._start(treatments, warmup, {SWITCH: "0"})
+        return self._start(treatments, warmup, {SWITCH: "0"}, variant=variant)
 
     def start_profiled(self) -> Training:
         """Start the unchanged training under the profiler; its run folder is in ``runs_of``."""
@@ -132,12 +134,19 @@ class Launcher:
         return [name for training in self._trainings for name in training.left or ()]
 
     def _start(
-        self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
+        self,
+        treatments: Sequence[Treatment],
+        warmup: int,
+        variables: Mapping[str, str],
+        is_profiled: bool = False,
+        variant: Variant | None = None,
     ) -> Training:
         self.check()
+        variant = variant or self.base
         isolation = prepare(self.scratch / str(len(self._trainings)), self.program.script, self._ways)
         if not self._trainings:
             self.on_promise(isolation.promise)
+        isolation.show(variant.files)
         names = [treatment.name for treatment in treatments]
         process = TrialProcess(isolation.results, ChildPlan("", self.table, names, warmup, is_profiled), self._watch)
         with socket.socket() as listener:
@@ -157,7 +166,7 @@ class Launcher:
             environment = with_variables(environment, treatment.environment())
         training = Training(process, isolation)
         self._trainings.append(training)  # first, so that ``close`` ends it whatever happens
-        process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
+        process.start(isolation.command([*self.program.words, *variant.arguments]), isolation.environ(environment))
         return training
 
     def _watch(self) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -28,7 +28,8 @@ from training_profiler.base.text import one_line
 from training_profiler.model.bounds import Count
 from training_profiler.trials.child import ChildPlan, address_of, send_signal
 from training_profiler.trials.isolation import LAUNCHER
-from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
+from training_profiler.trials.results import FAILED, NOT_SHOWN, NOT_TRIED, SLOWER, Row, compare_losses
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave, differ
 from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
@@ -69,6 +70,9 @@ class Block:
     warmup_s: float | None  # from the import of torch to the end of the warm-up; None for a block
     losses: tuple[tuple[str, ...], ...]  # of each step, in hexadecimal
     seed: int  # of torch
+    samples: float = 0.0  # of a typical step; 0 is unknown
+    prints: tuple[int, ...] = ()  # fingerprints of the training's first samples
+    memory_bytes: int = 0  # the most until now; 0 is unknown
 
 
 @dataclass
@@ -108,7 +112,12 @@ class _Ranks:
             max((message[name] for message in messages if message[name] is not None), default=None)
             for name in ("step_s", "warmup_s")
         )
-        return Block(step_s, warmup_s, of_all, messages[0]["seed"])
+        samples, most_bytes = (
+            sum(each["samples"] for each in messages),
+            max(each["memory_bytes"] for each in messages),
+        )
+        prints = tuple(chain.from_iterable(each["prints"] for each in messages))
+        return Block(step_s, warmup_s, of_all, messages[0]["seed"], samples, prints, most_bytes)
 
 
 class TrialProcess:
@@ -347,11 +356,15 @@ class Outcome:
     failure: str | None = None
     applies: bool = True  # else the failure says what the change has not found
     seed: int | None = None
+    samples: float = 0.0  # of a step; 0 is unknown
+    prints: tuple[int, ...] = ()
+    memory_bytes: Count = 0  # at most
 
     def add(self, block: Block) -> None:
         """Add a block, or the warm-up."""
         self.losses += block.losses
-        self.seed = block.seed
+        self.seed, self.samples, self.prints = block.seed, block.samples or self.samples, block.prints
+        self.memory_bytes = max(self.memory_bytes, block.memory_bytes)
         self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
 
     def fail(self, error: TrialError) -> None:
@@ -387,11 +400,13 @@ class Interleaved:
     on_progress: Callable[[float, str], None]  # called with the part of the work that is done
     must_end: Callable[[], bool]  # whether the time is up
     on_round: Callable[[], None]  # called after the start, and once all trainings have run the same block
+    is_per_sample: bool = False  # whether times are divided by the samples of a step, where all of these are known
 
     def __post_init__(self) -> None:
         self._schedule, self._wave = self.under_way.schedule, self.under_way.record
         self._trainings: dict[str, Any] = {}
         self._order = random.Random(self._wave.done)
+        self._per = dict.fromkeys(self._wave.block_s, 1.0)  # steps, or samples a step
 
     def run(self) -> None:
         """Run all rounds; a training that fails, or whose effect is known, runs no further.
@@ -420,6 +435,11 @@ class Interleaved:
             for name in batch:
                 blocks[name] = self._receive(name, lambda process: process.wait_for_block(patience_s))
         self._add(blocks)
+        samples = {
+            name: outcome.samples for name, outcome in self.under_way.outcomes.items() if name in self._trainings
+        }
+        if self.is_per_sample and differ(*samples.values()):
+            self._per = samples
 
     def _add(self, blocks: Mapping[str, Block | None]) -> None:
         """Add the blocks of a whole round: one that was interrupted would leave losses of some trainings alone."""
@@ -434,7 +454,8 @@ class Interleaved:
         steps = self._schedule.block_steps
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
-        self._wave.add_round({name: block.step_s for name, block in blocks.items() if block and block.step_s})
+        ran = {name: block.step_s for name, block in blocks.items() if block and block.step_s}
+        self._wave.add_round({name: step_s / self._per[name] for name, step_s in ran.items()})
         self._add(blocks)
         self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:
@@ -453,3 +474,26 @@ class Interleaved:
             self.under_way.outcomes[name].fail(error)
             self._wave.dropped.add(name)
             return None
+
+
+def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
+    """Return the row of a change with what its training has shown."""
+    wave, outcomes = under_way.record, under_way.outcomes
+    outcome, unchanged = outcomes[name], outcomes[UNCHANGED]
+    if outcome.failure is not None:
+        return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
+    effect = wave.effects().get(name)
+    if effect is None:
+        return row
+    is_slower = effect.differs and effect.relative > 0
+    return replace(
+        row,
+        verdict=SLOWER if is_slower else NOT_SHOWN,
+        reason="",
+        step_s=wave.step_s(name),
+        effect=effect,
+        losses=compare_losses(outcome.losses, unchanged.losses, outcomes[AGAIN].losses),
+        warmup_s=max(0.0, (outcome.warmup_s or 0.0) - (unchanged.warmup_s or 0.0)),
+        memory_bytes=outcome.memory_bytes,
+        samples=outcome.samples,
+    )

@@ -4,21 +4,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.units import duration_text, ms_text, of_training, unit_of_steps
+from training_profiler.base.units import bytes_text, duration_text, ms_text, of_training, unit_of_steps
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.reports.layout import Layout, column_width, fitting, shortened, table
 from training_profiler.trials.results import (
+    APART,
     FAILED,
     FASTER,
+    IDENTICAL,
     NO_VERDICT,
     NOT_CONFIRMED,
+    NOT_REPEATABLE,
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    UNKNOWN,
+    LossComparison,
     Results,
     Row,
     best_of_each,
 )
+from training_profiler.trials.statistics import differ
 from training_profiler.trials.treatments import EXCLUSIVE, worth_trying
 
 PER_STEPS: Final = 1000  # where the length of the training is unknown
@@ -143,6 +149,66 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
         paid_after = (results.seconds + best.warmup_s) / saved_s
         lines += layout.wrap(f"What the trials took is paid back after {paid_after:,.0f} steps.")
     return [*lines, f"The edit: training-profiler try --show-diff {run}"]
+
+
+CHANGE_HEADERS: Final = ("", "step", "gain (95% interval)", "losses", "memory")
+LARGE: Final = 0.1  # of a step: where the interval is wider, nothing is decided
+
+
+def render_change(results: Results, name: str, base: str, layout: Layout) -> str:
+    """Return what a session about one change of the user's has found, as text."""
+    (row,), control = results.rows, results.control
+    stopped = ", stopped early" if results.is_interrupted else ""
+    lines = [f"=== {name} on {results.program}: {duration_text(results.seconds)}{stopped} ==="]
+    is_per_sample = control is not None and differ(row.samples, control.samples)
+    if row.effect is not None:
+        cells = [
+            [*_cells(each, each.label, results.unchanged_step_s)[:4], _memory_text(each)]
+            for each in (row, control)
+            if each is not None
+        ]
+        step = "-" if results.unchanged_step_s is None else ms_text(results.unchanged_step_s)
+        first = [base, step, "", "", _memory_text(control or row)]
+        headers = [("sample" if is_per_sample and at == 1 else head) for at, head in enumerate(CHANGE_HEADERS)]
+        kept = fitting(headers, [first, *cells], layout.width, (4, 3, 1))
+        left = [at for at, column in enumerate(kept) if column != 1]
+        lines += table([headers[at] for at in kept], [[each[at] for at in kept] for each in (first, *cells)], left)
+    lines += layout.wrap(change_verdict(row, "sample" if is_per_sample else "step"))
+    if row.losses is not None and row.losses.kind != UNKNOWN:
+        lines += layout.wrap(_losses_text(row.losses))
+    lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
+    return "\n".join(lines) + "\n"
+
+
+def _memory_text(row: Row) -> str:
+    return bytes_text(row.memory_bytes) if row.memory_bytes else "-"
+
+
+def change_verdict(row: Row, unit: str = "step") -> str:
+    """Return in a sentence what a change does to the time of a step, or of a sample."""
+    effect = row.effect
+    if row.verdict == FAILED:
+        return f"FAILED with the change: {row.reason}"
+    if effect is None:
+        return "UNDECIDED: the session ended before both had run"
+    low, high = sorted((abs(effect.low), abs(effect.high)))
+    if row.verdict in (FASTER, SLOWER):
+        less = "less" if row.verdict == FASTER else "more"
+        return f"{row.verdict.upper()}: a {unit} takes {abs(effect.relative):.1%} {less} ({low:.1%} to {high:.1%})"
+    if row.verdict == NO_VERDICT or high > LARGE:
+        why = "the training differs from itself" if row.verdict == NO_VERDICT else "the interval is too wide"
+        return f"UNDECIDED: {effect} a {unit}; {why}"
+    return f"NO DIFFERENCE larger than {high:.1%} of a {unit}"
+
+
+def _losses_text(losses: LossComparison) -> str:
+    if losses.kind == IDENTICAL:
+        return f"Losses: identical, bit for bit, in {losses.steps:,} steps"
+    if losses.kind == NOT_REPEATABLE:
+        return f"Losses: two trainings without the change differ as well, from step {losses.first_step} on"
+    how = "by rounding" if losses.kind == APART else "by more than rounding"
+    size = "" if losses.max_difference is None else f" ({losses.max_difference:.0e} of them)"
+    return f"Losses: differ {how} from step {losses.first_step} on{size}"
 
 
 PREDICTED: Final = "would not help"

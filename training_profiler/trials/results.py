@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,6 +31,7 @@ NOT_CONFIRMED: Final = "gain not confirmed"
 NO_VERDICT: Final = "no verdict"
 NOT_TRIED: Final = "not tried"
 FAILED: Final = "failed"
+NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
 
 
 IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
@@ -48,6 +49,7 @@ class LossComparison:
     kind: str
     max_difference: Positive | None = None  # the largest relative difference in the first steps that differ
     steps: Count = 0  # compared
+    first_step: Count = 0  # that differs, from 1 on
 
     def __str__(self) -> str:
         if self.kind == APART:
@@ -66,7 +68,7 @@ def compare_losses(changed: Losses, unchanged: Losses, again: Losses) -> LossCom
     """Return how the losses of a changed training compare with those of two unchanged ones."""
     found = _compare(changed, unchanged)
     if found.kind in (APART, DIFFERS) and _compare(again, unchanged).kind in (APART, DIFFERS):
-        return LossComparison(NOT_REPEATABLE, steps=found.steps)
+        return replace(found, kind=NOT_REPEATABLE, max_difference=None)
     return found
 
 
@@ -75,7 +77,7 @@ def _compare(changed: Losses, unchanged: Losses) -> LossComparison:
     if not any(unchanged[:steps]) or not any(changed[:steps]):
         return LossComparison(UNKNOWN)
     if any(len(new) != len(old) for new, old in zip(changed, unchanged, strict=False)):
-        return LossComparison(DIFFERS, steps=steps)
+        return LossComparison(DIFFERS, steps=steps, first_step=1)
     apart = [max(map(_apart, new, old), default=0.0) for new, old in zip(changed, unchanged, strict=False)]
     first = next((at for at, each in enumerate(apart) if each > 0), steps)
     differing = apart[first : first + AFTER_FIRST]
@@ -83,7 +85,7 @@ def _compare(changed: Losses, unchanged: Losses) -> LossComparison:
         return LossComparison(IDENTICAL, steps=steps)
     kind = APART if differing[0] <= ROUNDING else DIFFERS
     largest = max(differing)
-    return LossComparison(kind, largest if isfinite(largest) else None, steps)
+    return LossComparison(kind, largest if isfinite(largest) else None, steps, first + 1)
 
 
 def _apart(new: str, old: str) -> float:
@@ -112,6 +114,8 @@ class Row:
     is_ceiling: bool = False
     changes_numerics: bool = False
     warmup_s: Positive = 0.0  # that it takes longer to start, such as to compile
+    memory_bytes: Count = 0  # at most, of its device or else of its process; 0 is unknown
+    samples: Positive = 0.0  # of a step; 0 is unknown
 
 
 @dataclass(frozen=True, slots=True)

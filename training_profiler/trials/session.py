@@ -24,11 +24,12 @@ from training_profiler.trials.first_run import (
     workers_that_would_do,
 )
 from training_profiler.trials.launcher import DiskSpaceError, Launcher
-from training_profiler.trials.process import BlockSchedule, Interleaved, TrialError, UnderWay
+from training_profiler.trials.process import BlockSchedule, Interleaved, TrialError, UnderWay, row_of
 from training_profiler.trials.results import (
     FAILED,
     FASTER,
     NO_VERDICT,
+    NOISY,
     NOT_CONFIRMED,
     NOT_SHOWN,
     NOT_TRIED,
@@ -37,7 +38,6 @@ from training_profiler.trials.results import (
     Row,
     as_data,
     best_of_each,
-    compare_losses,
     from_data,
 )
 from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
@@ -45,7 +45,6 @@ from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, SCREEN_ERROR,
 from training_profiler.trials.treatment import Treatment, TrialFacts, facts_of
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
-NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
 SLOWER_WITH_WORKERS: Final = "; steps are slower with workers all the same, as taking a batch over takes time, too"
 
 
@@ -292,13 +291,13 @@ class TrialSession:
     def _take(self, under_way: UnderWay) -> None:
         """Take what trainings side by side have shown into the rows of the table."""
         wave = under_way.record
-        control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), under_way, AGAIN)
+        control = row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.is_noise
         if control.effect is not None:  # else these trainings have not run a round yet
             self._found = replace(self._found, control=control)
         for name in wave.changes:
             row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
-            row = _row_of(row, under_way, name)
+            row = row_of(row, under_way, name)
             if row.verdict in (FAILED, NOT_TRIED):
                 pass
             elif is_noisy:
@@ -328,23 +327,3 @@ class TrialSession:
             return
         wave = Wave.of(names, schedule.rounds, progress.error_for(names, GAIN_ERROR))
         self._run_side_by_side(UnderWay.of(wave, schedule, True, best if TOGETHER in names else []))
-
-
-def _row_of(row: Row, under_way: UnderWay, name: str) -> Row:
-    wave, outcomes = under_way.record, under_way.outcomes
-    outcome, unchanged = outcomes[name], outcomes[UNCHANGED]
-    if outcome.failure is not None:
-        return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
-    effect = wave.effects().get(name)
-    if effect is None:
-        return row
-    is_slower = effect.differs and effect.relative > 0
-    return replace(
-        row,
-        verdict=SLOWER if is_slower else NOT_SHOWN,
-        reason="",
-        step_s=wave.step_s(name),
-        effect=effect,
-        losses=compare_losses(outcome.losses, unchanged.losses, outcomes[AGAIN].losses),
-        warmup_s=max(0.0, (outcome.warmup_s or 0.0) - (unchanged.warmup_s or 0.0)),
-    )

@@ -257,3 +257,8 @@ class Wave:
         blocks = np.asarray(self.block_s[name], np.float64)
         blocks = blocks[np.isfinite(blocks)]
         return float(exp(np.median(np.log(blocks)))) if len(blocks) else None
+
+
+def differ(*samples: float) -> bool:
+    """Return whether steps have known and different numbers of samples."""
+    return bool(samples) and min(samples) > 0 and max(samples) > 1.01 * min(samples)

@@ -1,0 +1,115 @@
+"""One change of the user's: what a session says of it, by the times of fake trainings."""
+
+from dataclasses import replace
+from math import sin
+from pathlib import Path
+
+import pytest
+
+from tests.support.golden import assert_golden
+from tests.trials.test_first_run import measured
+from training_profiler.reports.layout import Layout
+from training_profiler.trials import own_change
+from training_profiler.trials.first_run import TryError
+from training_profiler.trials.launcher import Program
+from training_profiler.trials.own_change import ChangeSession
+from training_profiler.trials.process import Block, EndedError, TrialError
+from training_profiler.trials.report import change_verdict, render_change
+from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER
+from training_profiler.trials.variants import AS_IT_IS, Variant
+
+CHANGED = Variant("fix.diff")
+GOLDEN = Path(__file__).parents[1] / "golden" / "reports" / "own_change.txt"
+
+
+class FakeTraining:
+    """A training whose steps take a time that varies by 1%, and a half more in every tenth block."""
+
+    def __init__(self, number, step_s=0.04, fails_at=None, error=None, samples=32, losses="0x1p+0", prints=(1, 2, 3)):
+        self.process = self
+        self.blocks, self.is_closed = 0, False
+        self._number, self._step_s, self._fails_at, self._error = number, step_s, fails_at, error
+        self._of_block = {"samples": samples, "prints": prints, "memory_bytes": 2**29 + number * 2**20}
+        self._losses = losses
+
+    def wait_for_block(self, timeout_s):
+        return Block(None, 2.0, (("0x1p+0",),) * 3, 7, **self._of_block)
+
+    def run_block(self, steps, timeout_s):
+        if self.blocks == self._fails_at:
+            raise self._error
+        self.blocks += 1
+        noise = 1 + 0.01 * sin(self._number + 2.1 * self.blocks) + 0.5 * ((self.blocks + self._number) % 10 == 0)
+        return Block(self._step_s * noise, None, ((self._losses,),) * steps, 7, **self._of_block)
+
+    def close(self):
+        self.is_closed = True
+
+
+class FakeLauncher:
+    def __init__(self, changed, base):
+        self.program, self.base = Program(["python", "train.py"], True, "train.py"), AS_IT_IS
+        self.trainings = []
+        self._forms = {AS_IT_IS: base, CHANGED: changed}
+
+    def start(self, treatments, warmup, variant):
+        form = self._forms[variant]
+        form = form[len(self.trainings)] if isinstance(form, list) else form
+        self.trainings.append(FakeTraining(len(self.trainings), **form))
+        return self.trainings[-1]
+
+
+@pytest.fixture
+def found(monkeypatch, tmp_path):
+    def run(changed, base=None, first=None, budget_s=300.0):
+        monkeypatch.setattr(own_change, "run_first", lambda *given: (first or measured(), tmp_path))
+        launcher = FakeLauncher(changed, base or {})
+        results = ChangeSession(launcher, CHANGED, budget_s, tmp_path, clock=lambda: 0.0).run()
+        assert all(training.is_closed for training in launcher.trainings)
+        return replace(results, seconds=101.0)
+
+    return run
+
+
+DIFFERS = {"losses": (1.25).hex(), "prints": (1, 9, 3)}
+CASES = {
+    "a quarter less": ({"step_s": 0.03}, {}, FASTER),
+    "a quarter more, and other losses": ({"step_s": 0.05, **DIFFERS}, {}, SLOWER),
+    "nothing": ({}, {}, NOT_SHOWN),
+    "twice the batch in less than twice the time": ({"step_s": 0.06, "samples": 64}, {}, FASTER),
+    "a crash": ({"fails_at": 3, "error": TrialError("out of memory")}, {}, FAILED),
+    "an end of its own": ({"fails_at": 40, "error": EndedError("it came to its end")}, {}, NOT_SHOWN),
+    "a base that differs from itself": ({}, [{}, {"step_s": 0.06}, {}], NO_VERDICT),
+    "losses that rounding moves": ({"losses": (1 + 2e-7).hex()}, {}, NOT_SHOWN),
+}
+
+
+def test_what_is_said_of_a_change(found):
+    texts = []
+    for name, (changed, base, verdict) in CASES.items():
+        results = found(changed, base)
+        (row,) = results.rows
+        assert row.verdict == verdict, name
+        texts += [f"--- {name}", render_change(results, "fix.diff", "as it is", Layout(80))]
+        assert all(len(line) <= 40 for line in render_change(results, "fix", "it", Layout(40)).splitlines()), name
+    assert_golden(GOLDEN, "\n".join(texts))
+
+
+def test_times_of_samples_are_compared_where_batches_differ(found):
+    (row,) = found({"step_s": 0.06, "samples": 64}).rows
+    assert row.effect.relative == pytest.approx(-0.25, abs=0.02)
+    (row,) = found({"step_s": 0.06, "samples": 64}, {"samples": 0.0}).rows  # of which one is unknown
+    assert row.effect.relative == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_program_that_fails_without_the_change_is_refused(found):
+    with pytest.raises(TryError, match=r"train.py failed without the change: out of memory"):
+        found({}, {"fails_at": 3, "error": TrialError("out of memory")})
+    with pytest.raises(TryError, match=r"fewer than 20 steps of three trainings fit into 10.0 s: .*--budget"):
+        found({}, budget_s=10.0)
+
+
+def test_a_wide_interval_decides_nothing(found):
+    (row,) = found({}).rows
+    wide = replace(row, effect=replace(row.effect, relative=-0.05, low=-0.3, high=0.2))
+    assert change_verdict(wide) == "UNDECIDED: -5.0% (-30.0 .. +20.0) a step; the interval is too wide"

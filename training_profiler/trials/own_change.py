@@ -1,0 +1,129 @@
+"""A session about one change of the user's: the program with it and without it, in turns."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from training_profiler.base.units import duration_text, time_text
+from training_profiler.trials.child import SEED
+from training_profiler.trials.first_run import FEWEST_STEPS, TryError, enough_budget, run_first
+from training_profiler.trials.launcher import Launcher
+from training_profiler.trials.process import Interleaved, Outcome, TrialError, UnderWay, row_of
+from training_profiler.trials.results import (
+    FAILED,
+    FASTER,
+    NO_VERDICT,
+    NOISY,
+    NOT_SHOWN,
+    NOT_TRIED,
+    Results,
+    Row,
+)
+from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, UNCHANGED, Wave, differ
+from training_profiler.trials.treatment import facts_of
+from training_profiler.trials.variants import Variant
+
+CHANGED: Final = "changed"  # the training with the change
+MOST_ROUNDS: Final = 120
+NO_SEED: Final = "the program sets no seed: all trainings began with the same random numbers"
+
+
+@dataclass
+class ChangeSession:
+    """Compares a program with one change, ``changed``, and without it, the launcher's ``base``."""
+
+    launcher: Launcher
+    changed: Variant
+    budget_s: float
+    runs: Path  # folder for the run folder of the first run
+    on_progress: Callable[[float, str], None] = lambda part, doing: None
+    clock: Callable[[], float] = time.monotonic
+    folder: Path | None = None
+    """The run folder, once the first run has ended."""
+
+    def run(self) -> Results:
+        """Run both in turns and return what that shows; after Ctrl-C, as far as they came.
+
+        Raises:
+            TryError: the program without the change cannot be run, or not for long enough.
+        """
+        begin_s = self.clock()
+        first, self.folder = run_first(self.launcher, self.budget_s, self.runs, self.on_progress)
+        left_s = self.budget_s - (self.clock() - begin_s)
+        loader = facts_of(first.snapshot).loader
+        cycle = max(1, 0 if loader is None else loader.num_workers or 0)
+        schedule = first.schedule(3, left_s, cycle, most_rounds=MOST_ROUNDS)
+        if schedule is None:
+            raise TryError(
+                f"fewer than {FEWEST_STEPS} steps of three trainings fit into {duration_text(self.budget_s)}: a step "
+                f"takes {time_text(first.step_s)}; example: --budget {enough_budget(first.step_s, first.startup_s)}"
+            )
+        under_way = UnderWay.of(Wave.of([CHANGED], schedule.rounds, GAIN_ERROR), schedule, True)
+        base = self.launcher.base
+        variants = {UNCHANGED: base, AGAIN: base, CHANGED: self.changed}
+        is_interrupted = first.is_interrupted
+        interleaved = Interleaved(
+            under_way,
+            lambda name: self.launcher.start((), schedule.warmup, variants[name]),
+            first.at_once,
+            lambda part, what: self.on_progress(part, f"{self.changed.name} against {base.name}: {what}"),
+            lambda: self.clock() - begin_s > self.budget_s,
+            lambda: None,
+            is_per_sample=True,
+        )
+        try:
+            interleaved.run()
+        except KeyboardInterrupt:
+            is_interrupted = True
+            under_way.record.pause()
+        except TrialError as error:
+            raise TryError(f"{self.launcher.program.shown} failed without the change: {error}") from None
+        return replace(
+            self._results(under_way),
+            seconds=self.clock() - begin_s,
+            steps=schedule.steps,
+            is_interrupted=is_interrupted,
+            part_in_steps=first.part_in_steps,
+        )
+
+    def _results(self, under_way: UnderWay) -> Results:
+        wave, outcomes = under_way.record, under_way.outcomes
+        changed, unchanged = outcomes[CHANGED], outcomes[UNCHANGED]
+        row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
+        control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
+        is_noisy = control.effect is not None and control.effect.is_noise
+        if row.verdict in (FAILED, NOT_TRIED):
+            row = replace(row, verdict=FAILED)
+        elif is_noisy:
+            row = replace(row, verdict=NO_VERDICT)
+        elif CHANGED in wave.shown:
+            row = replace(row, verdict=FASTER)
+        notes = [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
+        if wave.has_ended and wave.block_s[CHANGED][-1] is None and wave.block_s[UNCHANGED][-1] is not None:
+            notes.append(f"with the change, the training ended by itself after {len(changed.losses)} steps")
+        return Results(
+            self.launcher.program.shown,
+            0.0,
+            (row,),
+            unchanged_step_s=wave.step_s(UNCHANGED),
+            control=control,
+            notes=tuple(notes),
+        )
+
+
+def data_notes(changed: Outcome, unchanged: Outcome) -> list[str]:
+    """Return what differs in the data of two trainings, as far as it is known."""
+    notes = []
+    pairs = list(zip(changed.prints, unchanged.prints, strict=False))
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if same < len(pairs):
+        notes.append(f"the data differs from sample {same + 1} on: other samples, or another order")
+    if differ(changed.samples, unchanged.samples):
+        notes.append(
+            f"a step has {changed.samples:g} samples with the change and {unchanged.samples:g} without it, so times of "
+            "samples are compared"
+        )
+    return notes

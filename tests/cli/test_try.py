@@ -10,7 +10,7 @@ import pytest
 from tests.support.commands import refused
 from tests.trials.test_results import RESULTS
 from training_profiler.cli import main
-from training_profiler.cli.try_command import _count, _names, _Progress, _seconds
+from training_profiler.cli.try_command import ProgressLine, _count, _names, seconds
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials.launcher import Program
@@ -83,7 +83,7 @@ NO_COUNTS = ("", "0", "-3", "1.5", "12,00", "1,2", "12k", "²", "9" * 20)
 @pytest.mark.parametrize(
     ("read", "numbers", "others", "why"),
     [
-        (_seconds, TIMES, NO_TIMES, "is not a time; examples: 90s, 10m, 1h30m"),
+        (seconds, TIMES, NO_TIMES, "is not a time; examples: 90s, 10m, 1h30m"),
         (_count, COUNTS, NO_COUNTS, "is not a number of steps"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_change_that_is_unknown_is_refused_with_what_may_be_meant(words, messa
 def test_the_time_that_is_left_is_shown_in_a_narrow_terminal_too(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    progress = _Progress(180.0)
+    progress = ProgressLine(180.0)
     progress.show(0.5, "runs a_training_with_a_long_name.py unchanged under the profiler: 1234 steps")
     line = capsys.readouterr().err.strip("\r")
     assert line.startswith("[#####.....] runs a_training")

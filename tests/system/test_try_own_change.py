@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.system.scripts import TIMEOUT_S, environment
 from tests.system.test_try import SLEEPING, files_in, tried
 from training_profiler.trials.results import NO_VERDICT
 
@@ -19,20 +21,29 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run([*GIT, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_slower_commit_ends_with_status_1_and_uncommitted_work_stays(tmp_path: Path) -> None:
+def commit(folder: Path, sleep_s: str) -> None:
     text = SLEEPING.read_text().replace("def main()", f"{READS}\n\ndef main()")
+    (folder / "train.py").write_text(text.replace("SLEEP_S = 0.01", f"SLEEP_S = {sleep_s}"))
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", sleep_s)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("data.txt\nruns\n")
     (tmp_path / "data.txt").write_text("large")
+    return tmp_path
+
+
+def test_a_slower_commit_ends_with_status_1_and_uncommitted_work_stays(repository: Path) -> None:
     for sleep_s in ("0.02", "0.01"):
-        (tmp_path / "train.py").write_text(text.replace("SLEEP_S = 0.01", f"SLEEP_S = {sleep_s}"))
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "--quiet", "-m", sleep_s)
-    (tmp_path / "train.py").write_text("raise SystemExit('uncommitted')")
-    before, status = files_in(tmp_path), git(tmp_path, "status", "--porcelain")
+        commit(repository, sleep_s)
+    (repository / "train.py").write_text("raise SystemExit('uncommitted')")
+    before, status = files_in(repository), git(repository, "status", "--porcelain")
     for _ in range(2):  # a busy machine may decide nothing
         words = "--json", "--budget", "2m", "--ref", "HEAD~1", "--base", "HEAD", "--fail-if-slower", "5%", "train.py"
-        outcome = tried(tmp_path, *words)
+        outcome = tried(repository, *words)
         results = json.loads(outcome.stdout)
         (row,) = results["rows"]
         if row["verdict"] != NO_VERDICT:
@@ -42,4 +53,20 @@ def test_a_slower_commit_ends_with_status_1_and_uncommitted_work_stays(tmp_path:
     assert (results["change"], results["base"], row["losses"]["kind"]) == ("HEAD~1", "HEAD", "identical")
     assert results["statement"].startswith("SLOWER: a step takes ")
     assert row["memory_bytes"] > 2**26
-    assert (files_in(tmp_path), git(tmp_path, "status", "--porcelain")) == (before, status)
+    assert (files_in(repository), git(repository, "status", "--porcelain")) == (before, status)
+
+
+def test_bisect_names_the_commit_that_is_slower_than_the_one_before(repository: Path) -> None:
+    for sleep_s in ("0.01", "0.010", "0.02", "0.020"):
+        commit(repository, sleep_s)
+    before = files_in(repository)
+    words = "bisect", "--budget", "3m", "HEAD~3", "HEAD", "--", "train.py"
+    command = [sys.executable, "-m", "training_profiler", *words]
+    outcome = subprocess.run(
+        command, cwd=repository, env=environment(None), capture_output=True, text=True, timeout=4 * TIMEOUT_S
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    (found,) = [line for line in outcome.stdout.splitlines() if line.startswith("SINCE ")]
+    assert " 0.02 (A, " in found
+    assert "in no section: " in outcome.stdout
+    assert files_in(repository) == before

@@ -119,7 +119,7 @@ def test_a_patch_that_does_not_apply_is_refused_in_a_line(repository, tmp_path, 
 
 
 def test_a_commit_or_arguments_that_are_none_are_refused_with_an_example(repository, tmp_path):
-    with pytest.raises(ProfilerError, match=r"'mian' is not a commit of .*; example: --ref HEAD"):
+    with pytest.raises(ProfilerError, match=r"'mian' is not a commit of .*; example: HEAD"):
         of_commit("mian", repository)
     with pytest.raises(ProfilerError, match="not a git repository"):
         of_commit("HEAD", tmp_path)

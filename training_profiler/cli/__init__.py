@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # These run no code of the user.
 READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
 OPTIONS = ("-h", "--help", "--version")  # without a command
-COMMANDS = ("run", "try", *READERS, "benchmark", "env", "doctor")
+COMMANDS = ("run", "try", "bisect", *READERS, "benchmark", "env", "doctor")
 # A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
 _MODULES = {"list": "list_runs", "try": "try_command"}
 

@@ -67,7 +67,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module as a script")
     parser.add_argument(
-        "--budget", type=_seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h30m (default: {BUDGET})"
+        "--budget", type=seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h30m (default: {BUDGET})"
     )
     parser.add_argument("--only", type=_names, default=(), metavar="CHANGES", help="names or kinds, such as fused")
     parser.add_argument("--all", action="store_true", help="try all that applies, not only what the findings suggest")
@@ -105,11 +105,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
 
 
-def _seconds(word: str) -> float:
-    seconds = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
-    if seconds is None or not 0 < seconds < 1e9:
+def seconds(word: str) -> float:
+    """Return the time that an argument such as 90s names."""
+    found = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
+    if found is None or not 0 < found < 1e9:
         raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
-    return seconds
+    return found
 
 
 def _count(word: str) -> int:
@@ -144,17 +145,17 @@ def run(arguments: argparse.Namespace) -> int:
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
     if any((arguments.patch, arguments.ref, arguments.base, arguments.args)):
-        return _own_change(_program(words), runs, arguments)
+        return _own_change(program_of(words), runs, arguments)
     if arguments.fail_if_slower is not None:
         raise ProfilerError("--fail-if-slower needs a change of your own: --patch, --ref, --base or --args")
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
-    return _session(_program(words), wishes, runs, arguments, lambda session: session.run())
+    return _session(program_of(words), wishes, runs, arguments, lambda session: session.run())
 
 
 def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> int:
     """Compare the program with a change of the user's and without it; return the exit status."""
     changed, base = _variants(arguments)
-    progress = _Progress(arguments.budget)
+    progress = ProgressLine(arguments.budget)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
         launcher = Launcher(
             program, scratch, TABLE, progress.note, interruption.check, base, allow_writes=arguments.allow_writes
@@ -207,7 +208,12 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return words if arguments.module is None else ["-m", arguments.module, *words]
 
 
-def _program(words: list[str]) -> Program:
+def program_of(words: list[str]) -> Program:
+    """Return the program that a command names.
+
+    Raises:
+        ProfilerError: there is none.
+    """
     if words[0].endswith(".py") and not os.path.exists(words[0]):
         raise ProfilerError(f"{words[0]} does not exist")
     program, command, is_python = resolve(words)
@@ -233,7 +239,7 @@ def _resume(folder: Path, arguments: argparse.Namespace) -> int:
     words = _words(arguments)
     if not words and MASK in " ".join(state.words):
         raise RunFolderError("arguments that resemble secrets were not kept: write the program after --resume RUN")
-    program = _program(words) if words else Program(state.words, state.is_python, _shown(state.words[1:]))
+    program = program_of(words) if words else Program(state.words, state.is_python, _shown(state.words[1:]))
     different = why_another(state.identity, identity_of(program, describe_process(read_settings())))
     if different is not None:
         raise RunFolderError(f"{folder} cannot go on: {different}")
@@ -277,7 +283,7 @@ def _session(
     arguments: argparse.Namespace,
     run: Callable[[TrialSession], Results],
 ) -> int:
-    progress = _Progress(wishes.budget_s)
+    progress = ProgressLine(wishes.budget_s)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
         launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes)
         try:
@@ -304,7 +310,7 @@ def _print(results: Results, folder: Path, is_json: bool) -> int:
     return 0
 
 
-class _Progress:
+class ProgressLine:
     """A line on stderr that says what is under way, where that is a terminal."""
 
     def __init__(self, budget_s: float) -> None:

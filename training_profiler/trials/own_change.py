@@ -9,7 +9,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.trials.child import SEED
-from training_profiler.trials.first_run import FEWEST_STEPS, TryError, enough_budget, run_first
+from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, enough_budget, run_first
 from training_profiler.trials.launcher import Launcher
 from training_profiler.trials.process import Interleaved, Outcome, TrialError, UnderWay, row_of
 from training_profiler.trials.results import (
@@ -41,6 +41,8 @@ class ChangeSession:
     runs: Path  # folder for the run folder of the first run
     on_progress: Callable[[float, str], None] = lambda part, doing: None
     clock: Callable[[], float] = time.monotonic
+    first: FirstRun | None = None
+    """What the program without the change has shown; it runs under the profiler where that is not known."""
     folder: Path | None = None
     """The run folder, once the first run has ended."""
 
@@ -51,7 +53,9 @@ class ChangeSession:
             TryError: the program without the change cannot be run, or not for long enough.
         """
         begin_s = self.clock()
-        first, self.folder = run_first(self.launcher, self.budget_s, self.runs, self.on_progress)
+        if self.first is None:
+            self.first, self.folder = run_first(self.launcher, self.budget_s, self.runs, self.on_progress)
+        first = self.first
         left_s = self.budget_s - (self.clock() - begin_s)
         loader = facts_of(first.snapshot).loader
         cycle = max(1, 0 if loader is None else loader.num_workers or 0)

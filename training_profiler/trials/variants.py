@@ -53,13 +53,7 @@ def of_commit(name: str, folder: Path) -> Variant:
     Raises:
         ProfilerError: there is no such commit, or it has another submodule.
     """
-    top = Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
-    try:
-        commit = (
-            _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").decode().strip()
-        )
-    except ProfilerError:
-        raise ProfilerError(f"{name!r} is not a commit of {top}; example: --ref HEAD") from None
+    commit, top = _commit(name, folder), _top(folder)
     differing = list(
         _differing(_git(top, "diff", "--raw", "-z", "--no-renames", "--no-abbrev", "--no-ext-diff", commit))
     )
@@ -71,6 +65,27 @@ def of_commit(name: str, folder: Path) -> Variant:
         ChangedFile(str(top / path), mode, b"" if mode == ABSENT else next(contents)) for mode, _, path in differing
     )
     return Variant(name, files)
+
+
+def commits_between(good: str, bad: str, folder: Path) -> list[str]:
+    """Return the commits after ``good`` up to ``bad``, the oldest first; of a merge, the side that was merged into.
+
+    Raises:
+        ProfilerError: one of them is no commit, or ``bad`` does not come after ``good``.
+    """
+    first, last = (_commit(name, folder) for name in (good, bad))
+    found = _git(folder, "rev-list", "--first-parent", "--reverse", f"{first}..{last}").decode().split()
+    if not found or _git(folder, "merge-base", first, last).decode().strip() != first:
+        raise ProfilerError(
+            f"{bad} does not come after {good}; example: training-profiler bisect v1.2 HEAD -- train.py"
+        )
+    return found
+
+
+def title_of(commit: str, folder: Path) -> str:
+    """Return a commit as git shows it in a line: ``3f2a1c9 Resize with PIL (A, 2026-11-20)``."""
+    form = "--format=%h %s (%an, %as)"
+    return one_line(_git(folder, "log", "-1", form, "--end-of-options", commit).decode("utf-8", "replace").strip())
 
 
 def of_patch(patch: Path, folder: Path) -> Variant:
@@ -87,7 +102,7 @@ def of_patch(patch: Path, folder: Path) -> Variant:
         raise ProfilerError(f"{patch} cannot be read: {error.strerror}") from None
     tops, problem = [folder], ""
     with suppress(ProfilerError):
-        tops.append(Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n"))))
+        tops.append(_top(folder))
     for top in dict.fromkeys(tops):
         with tempfile.TemporaryDirectory() as scratch:
             try:
@@ -139,6 +154,18 @@ def _blobs(top: Path, digests: Sequence[str]) -> Iterator[bytes]:
         size = int(head.rsplit(b" ", 1)[1])
         yield left[:size]
         left = left[size + 1 :]
+
+
+def _top(folder: Path) -> Path:
+    return Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
+
+
+def _commit(name: str, folder: Path) -> str:
+    top, words = _top(folder), ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    try:
+        return _git(top, *words).decode().strip()
+    except ProfilerError:
+        raise ProfilerError(f"{name!r} is not a commit of {top}; example: HEAD") from None
 
 
 def _git(folder: Path, *words: str, data: bytes = b"") -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
 from tests.system.launching import RUN
+from tests.system.test_try import SLEEPING
 
 pytestmark = pytest.mark.integrations
 
@@ -51,7 +53,8 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
             return tools, answers, trace, refused
 
     tools, answers, trace, refused = asyncio.run(ask())
-    assert {tool.name for tool in tools} == {"findings", "list_runs", "report", "compare", "list_traces", "trace"}
+    names = {"findings", "explain", "list_runs", "report", "compare", "list_traces", "trace"}
+    assert {tool.name for tool in tools} == names
     assert all(tool.annotations.read_only_hint and len(tool.description) > 40 for tool in tools)
     assert not any(answer.is_error for answer in (*answers.values(), trace))
     assert len(answers["list_runs"].structured_content["result"]) == 2
@@ -62,3 +65,33 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
     assert all(answer.is_error for answer in refused)
     assert "/etc is not a run that is served" in refused[0].content[0].text
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == kept
+
+
+def test_a_client_runs_a_program_and_is_told_why_a_patch_cannot_be_tried(tmp_path):
+    mcp = pytest.importorskip("mcp")
+    shutil.copy(SLEEPING, tmp_path / "train.py")
+    server = mcp.StdioServerParameters(
+        command=sys.executable, args=["-c", RUN, "mcp", "--run"], cwd=tmp_path, env=dict(os.environ)
+    )
+    progress = []
+
+    async def note(part, total, message):
+        progress.append((part, message))
+
+    async def ask():
+        async with mcp.Client(server, read_timeout_seconds=300) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            ran = await client.call_tool("run", {"program": ["train.py", "300"]}, progress_callback=note)
+            patch = {"program": ["train.py"], "patch": "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"}
+            return tools, ran, await client.call_tool("try_patch", patch)
+
+    tools, ran, refused = asyncio.run(ask())
+    assert not any(tools[name].annotations.read_only_hint for name in ("run", "try", "try_patch"))
+    assert not ran.is_error, ran.content[0].text
+    assert ran.structured_content["steps"] == 300
+    assert ran.structured_content["next_step"]
+    assert len(ran.content[0].text) < 16_000
+    assert all("train.py 300" in message for _, message in progress)
+    assert refused.is_error
+    assert "change.diff does not apply" in refused.content[0].text
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.txt", "runs", "train.py"]

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         trials = None if tried is None else trials_data(tried)
         text = json.dumps(as_data(snapshot, findings, trials), indent=1, allow_nan=False) + "\n"
     elif arguments.explain is not None:
-        text = _explained(snapshot, findings, arguments.explain)
+        text = explained(snapshot, findings, arguments.explain)
     else:
         layout = layout_of_stdout(arguments.format)
         origin, is_full = origin_of(folder), arguments.full
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _explained(snapshot: Snapshot, findings: Sequence[Finding], code: str) -> str:
+def explained(snapshot: Snapshot, findings: Sequence[Finding], code: str) -> str:
     """Return a finding with all figures behind it; raise a SettingsError where the run has no such finding."""
     finding = next((each for each in findings if each.code == code), None)
     if finding is None:

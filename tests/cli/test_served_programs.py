@@ -1,4 +1,4 @@
-"""What an assistant may run, what it is told, and that nothing goes on once it stops waiting."""
+"""What an assistant may run, what answers say, and that nothing goes on once it stops waiting."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def test_known_changes_are_tried_and_those_that_helped_are_named(served, monkeyp
 
 
 @pytest.mark.parametrize("program", [[], ["/bin/sh"], ["../outside.py"], ["absent.py"], ["--help"], ["link.py"]])
-def test_what_is_no_python_file_of_the_folder_is_refused(served, tmp_path, program):
+def test_what_is_not_a_python_file_of_the_folder_is_refused(served, tmp_path, program):
     (tmp_path.parent / "outside.py").write_text("")
     (tmp_path / "link.py").symlink_to(tmp_path.parent / "outside.py")
     with pytest.raises(ProfilerError, match=r"no program|is not a Python file below"):

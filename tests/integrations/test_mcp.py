@@ -67,7 +67,7 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == kept
 
 
-def test_a_client_runs_a_program_and_is_told_why_a_patch_cannot_be_tried(tmp_path):
+def test_a_client_runs_a_program_and_hears_why_a_patch_cannot_be_tried(tmp_path):
     mcp = pytest.importorskip("mcp")
     shutil.copy(SLEEPING, tmp_path / "train.py")
     server = mcp.StdioServerParameters(

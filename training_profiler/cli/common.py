@@ -1,6 +1,7 @@
 """What commands have in common: RUN and --attempt, where runs are, and how they print."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from math import inf
@@ -93,6 +94,17 @@ def write_file(text: str, given: Path | None, usual: Path) -> None:
     content = text.encode("utf-8", "backslashreplace")
     write_output(given, content) if given else replace_file(usual, content)
     write(f"{one_line(given or usual)}\n")
+
+
+def as_markdown(headline: str, text: str, folder: Path) -> str:
+    """Return a comparison for a pull request: its headline, its table, and the machine of a run, as Markdown."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
+    meta = read_meta(folder)
+    facts = [meta.get("platform"), f"{meta['cpus']} CPUs" if meta.get("cpus") else None]
+    facts += [f"{name} {version}" for name, version in dict(meta.get("versions") or {}).items() if version]
+    machine = ", ".join(str(fact) for fact in facts if fact)
+    bold = re.sub(r"([\\`*_<>|\[\]])", r"\\\1", headline)
+    return f"**{bold}**\n\n{fence}text\n{text.strip()}\n{fence}\n\n{machine}\n"
 
 
 def say(message: object) -> None:

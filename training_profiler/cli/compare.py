@@ -21,8 +21,9 @@ from typing import Any
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import one_line, printable
-from training_profiler.cli.common import layout_of_stdout, percentage, runs_folder, say, write
-from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
+from training_profiler.cli.common import as_markdown, layout_of_stdout, percentage, runs_folder, say, write
+from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison, verdict_words
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_comparison import render_comparisons
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
@@ -52,6 +53,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="exit with status 1 if a run is shown to be slower by at least that much, e.g. 3%%",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
+    parser.add_argument("--markdown", action="store_true", help="print it for a pull request")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the steps of both runs as well")
 
 
@@ -77,7 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = [compared(runs[0], after) for after in runs[1:]]
     if arguments.fail_if_slower is not None:
         _check_can_fail(runs, pairs, len(arguments.runs) >= len(runs))
-    if arguments.json:
+    if arguments.markdown:
+        texts = [(verdict_words(each)[0], render_comparison(each, Layout())) for each in pairs]
+        text = "\n".join(as_markdown(*words, runs[0].folder) for words in texts)
+    elif arguments.json:
         text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
         text = "\n".join(render_comparison(each, layout_of_stdout()) for each in pairs)

@@ -113,7 +113,7 @@ class ServedPrograms:
         return printable_data(json.loads(await self._command(words, seconds, progress)))
 
     async def _command(self, words: Sequence[str], seconds: float, progress: Progress) -> str:
-        """Run a command of ours and return its output; end it, with all that it has started, where nobody waits.
+        """Run a command of ours and return its output; end it, with all that it has started, where it is cancelled.
 
         Raises:
             ProfilerError: it failed, or took too long.

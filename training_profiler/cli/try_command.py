@@ -34,10 +34,10 @@ from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import duration_text, read_seconds
 from training_profiler.cli import nearest
-from training_profiler.cli.common import layout_of_stdout, percentage, runs_folder, say, write
+from training_profiler.cli.common import as_markdown, layout_of_stdout, percentage, runs_folder, say, write
 from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.run import resolve
-from training_profiler.reports.layout import shortened
+from training_profiler.reports.layout import Layout, shortened
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import MASK, describe_process, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
@@ -96,6 +96,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--args", action="append", default=[], metavar="WORDS", help="after the program's; twice: against the second"
     )
+    own.add_argument("--markdown", action="store_true", help="print the result for a pull request")
     own.add_argument(
         "--fail-if-slower",
         type=percentage,
@@ -174,6 +175,9 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
         verdict = change_verdict(row)
         data = {**as_data(results), "change": changed.name, "base": base.name, "statement": verdict}
         write(json.dumps({**data, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
+    elif arguments.markdown and session.folder is not None:
+        text = render_change(results, changed.name, base.name, Layout())
+        write(as_markdown(change_verdict(row), text, session.folder))
     else:
         write(render_change(results, changed.name, base.name, layout_of_stdout()))
     limit = arguments.fail_if_slower

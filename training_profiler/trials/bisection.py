@@ -35,7 +35,7 @@ class Bisection:
     steps: list[Step] = field(default_factory=list)
     whole: Row | None = None  # the bad commit against the good one
     own: Row | None = None  # the commit that was found against the one before it
-    suspects: Sequence[str] = ()  # one, or several where those between them cannot be told; none if none is slower
+    suspects: Sequence[str] = ()  # one, or several where those between them cannot be separated; none if none is slower
 
     def run(self) -> None:
         """Search; ``suspects`` then has the commits of which one is the first slow one."""

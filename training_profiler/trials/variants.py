@@ -71,7 +71,7 @@ def commits_between(good: str, bad: str, folder: Path) -> list[str]:
     """Return the commits after ``good`` up to ``bad``, the oldest first; of a merge, the side that was merged into.
 
     Raises:
-        ProfilerError: one of them is no commit, or ``bad`` does not come after ``good``.
+        ProfilerError: one of them is not a commit, or ``bad`` does not come after ``good``.
     """
     first, last = (_commit(name, folder) for name in (good, bad))
     found = _git(folder, "rev-list", "--first-parent", "--reverse", f"{first}..{last}").decode().split()

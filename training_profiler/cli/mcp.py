@@ -7,6 +7,7 @@ this folder and prove changes of them, each time after your client has asked you
 
     training-profiler mcp
     training-profiler mcp --run
+    training-profiler mcp --setup claude
     training-profiler mcp runs /data/other-runs trace.pt.trace.json.gz
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError, TraceError
 from training_profiler.base.text import one_line, printable_data
+from training_profiler.cli.assistants import CLIENTS, set_up
 from training_profiler.cli.common import origin_of, runs_folder
 from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.report import explained, findings_of
@@ -163,12 +165,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
     parser.add_argument(
+        "--setup", choices=CLIENTS, help="enter this command into the file of a client; shows the change and asks first"
+    )
+    parser.add_argument("--undo", action="store_true", help="with --setup: remove it again")
+    parser.add_argument("--yes", action="store_true", help="with --setup: do not ask")
+    parser.add_argument(
         "--run", action="store_true", help="let the assistant run programs of this folder, and try changes of them"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the assistant closes standard input and return 0, or 130 after Ctrl-C."""
+    if arguments.setup is not None:
+        return set_up(arguments.setup, arguments.undo, arguments.yes)
+    if arguments.undo or arguments.yes:
+        raise ProfilerError("--undo and --yes belong to --setup; example: training-profiler mcp --setup claude --undo")
     paths = arguments.paths or [runs_folder()]
     for path in paths:
         if arguments.paths and not path.exists():

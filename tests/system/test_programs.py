@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.launching import start_in_fork
+from tests.system.launching import start_in_fork, start_ranks
 from tests.system.scripts import ROOT, Outcome, environment, finish, report_command
 
 FOLDER = ROOT / "tests" / "programs"
@@ -38,13 +38,14 @@ VARIANTS = {  # of another program, by an argument
 }
 FILES = [path.relative_to(FOLDER).with_suffix("") for path in FOLDER.glob("*/*.py") if path.parent != HELPERS]
 PROGRAMS = sorted([*map(Path.as_posix, FILES), *VARIANTS])
-UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "process/fsdp2_torchrun"}
-# Programs about their own process have one, and so has one of each other folder under the profiler; the rest run in
-# forks of a process with torch.
+UNDER_TORCHRUN = {"process/ddp_torchrun"}
+RANKS = {"process/collectives", "process/fsdp2"}  # two, with the variables that torchrun sets
+# Programs about their own process have one; these have one under the profiler, which then sees torch being imported.
+# The rest run in forks of a process with torch.
 OWN_PROCESS = ("exit/", "main/", *UNDER_TORCHRUN)
 STARTED = (
-    *("compile/", "data/transfer", "data/workers_spawned", "process/", "profiler/"),
-    *("autograd/adversarial", "eval/no_grad_inside", "manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
+    *("autograd/adversarial", "compile/models", "data/workers_spawned", "optim/schedulers"),
+    *("process/launcher", "process/os_fork", "process/spawned_ranks", "process/waits_for_child"),
 )
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
 CUT_OFF = {"exit/os_exit"}  # exit handlers do not run; only the journal remains
@@ -151,6 +152,11 @@ def run_profiled(name: str, cwd: Path) -> Outcome:
 def run_forked(name: str, cwd: Path, is_profiled: bool = False) -> Outcome:
     """Run a program in a fork of a process that has imported torch."""
     cwd.mkdir()
+    if name in RANKS:
+        ranks = [finish(rank, cwd) for rank in start_ranks(cwd, words_of(name), 2, variables(), is_profiled)]
+        first, second = ranks
+        assert second.status == first.status, second.stderr
+        return first._replace(stdout=first.stdout + second.stdout, stderr=first.stderr + second.stderr)
     return finish(start_in_fork(cwd, words_of(name), variables(), is_profiled), cwd)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 under torchrun: collectives gather parameters and reduce gradients. The counts are of rank 0."""
+"""FSDP2 on two ranks: collectives gather parameters and reduce gradients. The counts are of rank 0."""
 
 import os
 import time

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import Outcome, run, run_forked
+from tests.system.scripts import Outcome, run_forked
 
 pytestmark = pytest.mark.integrations
 
@@ -79,8 +79,7 @@ print("losses", *losses)
 
 def train(cwd: Path, text: str, profile: str) -> tuple[Outcome, list[str]]:
     """Run the script; return how it ended, and its losses."""
-    starts = run if profile == "1" else run_forked
-    outcome = starts(cwd, COMMON + text, profile)
+    outcome = run_forked(cwd, COMMON + text, profile)
     assert outcome.status == 0, outcome.stderr
     assert outcome.stderr.count("=== Final Profiling Summary (12 steps) ===") == (profile == "1")
     (losses,) = [line.split()[1:] for line in outcome.stdout.splitlines() if line.startswith("losses ")]

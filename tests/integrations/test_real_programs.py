@@ -18,8 +18,14 @@ from tests.system.scripts import ROOT, Outcome, environment, finish
 
 pytestmark = pytest.mark.integrations
 HERE = Path(__file__).parent
-LAUNCHERS = {
-    "accelerate": ("accelerate", "launch", "--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
+RUN = ("-m", "training_profiler", "run")
+# These start an interpreter under the profiler, the others a fork of a process that has imported torch.
+STARTED = {
+    "accelerate": (
+        *(*RUN, "accelerate", "launch", "--cpu"),
+        *("--num_machines=1", "--num_processes=1", "--mixed_precision=no"),
+    ),
+    "hugging-face": RUN,
 }
 COMMANDS = {
     "accelerate": ("accelerate_accumulation.py",),
@@ -57,7 +63,7 @@ class Pair(NamedTuple):
         return {name: sum(counts.get(part, 0) for part in name.split(" + ")) for name in names}
 
 
-def run(name: str, cwd: Path, *launcher: str) -> Outcome:
+def run(name: str, cwd: Path, is_profiled: bool) -> Outcome:
     """Run the program to its end; it downloads nothing and writes only to ``cwd``."""
     program, *words = COMMANDS[name]
     words = [str(HERE / "programs" / program), *words]
@@ -68,20 +74,19 @@ def run(name: str, cwd: Path, *launcher: str) -> Outcome:
         "HF_HOME": "home",
         "KERAS_HOME": "home",
     }
-    if not launcher:
-        alone = start_in_fork(cwd, words, environment(None, PYTHONPATH=path, **variables), is_profiled=False)
-        return finish(alone, cwd)
-    return Outcome(*execute(cwd, [sys.executable, *launcher, *words], pythonpath=path, variables=variables), cwd)
+    if is_profiled and name in STARTED:
+        command = [sys.executable, *STARTED[name], *words]
+        return Outcome(*execute(cwd, command, pythonpath=path, variables=variables), cwd)
+    return finish(start_in_fork(cwd, words, environment(None, PYTHONPATH=path, **variables), is_profiled), cwd)
 
 
 @pytest.fixture(scope="module", params=sorted(COMMANDS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Both runs of one program, made once for all tests."""
     name = request.param
-    plain = run(name, tmp_path_factory.mktemp(f"{name}-plain"))
+    plain = run(name, tmp_path_factory.mktemp(f"{name}-plain"), is_profiled=False)
     assert plain.status == 0, plain.stderr
-    launcher = ("-m", "training_profiler", "run", *LAUNCHERS.get(name, ()))
-    return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), *launcher))
+    return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), is_profiled=True))
 
 
 def test_program_keeps_its_status_and_output(pair: Pair) -> None:

@@ -44,11 +44,6 @@ def execute(cwd: Path, command: Sequence[str], is_on: bool, **options: Any) -> E
     return Ended(done.returncode, done.stdout or "", done.stderr or "")
 
 
-def both(cwd: Path, command: Sequence[str], **options: Any) -> Both:
-    """Run ``command`` alone and under the profiler, each in a folder of its own that has the files of ``cwd``."""
-    return Both(execute(cwd, command, False, **options), execute(cwd, command, True, **options), reported_steps(cwd))
-
-
 def both_forked(cwd: Path, text: str) -> Both:
     """Run a script alone and under the profiler, in forks of a process that has torch."""
     (cwd / "script.py").write_text(text)
@@ -66,7 +61,7 @@ def reported_steps(cwd: Path) -> int | None:
 def plain_losses() -> str:
     """Return what the small training prints on its own."""
     with TemporaryDirectory() as folder:
-        ended = execute(Path(folder), [sys.executable, str(TRAINING)], False)
+        ended = execute_forked(Path(folder), str(TRAINING), is_profiled=False)
         assert ended.status == 0, ended.stderr
         assert ended.stdout.startswith(f"{STEPS} ")
         return ended.stdout

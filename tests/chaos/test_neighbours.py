@@ -16,7 +16,6 @@ from tests.chaos.neighbours import (
     TRAINING,
     Both,
     assert_same,
-    both,
     both_forked,
     execute,
     plain_losses,
@@ -144,15 +143,20 @@ def test_own_start_up_module_runs_as_alone(tmp_path: Path, name: str, ending: st
     (folder / f"{name}.py").write_text(f"import sys\nsys.custom = {name!r}\n{ending}\n")
     script = tmp_path / "script.py"
     script.write_text("import sys, small_training\nprint(sys.custom)\nsmall_training.main()\n")
-    variables = {"PYTHONPATH": os.pathsep.join([str(folder), str(PROGRAMS)])}
+    stand_in = tmp_path / "stand_in"  # in the training's place without us: the rest is about the start
+    stand_in.mkdir()
+    (stand_in / "small_training.py").write_text(f"def main(): print({plain_losses()!r}, end='')\n")
     # usercustomize needs the user's site folder, which virtual environments switch off.
     runs = python(script) if name == "sitecustomize" else python("-c", f"import {name}\nexec(open('script.py').read())")
     if name == "usercustomize" and ending:
         runs = python("-c", f"try: import {name}\nexcept RuntimeError: pass\nexec(open('script.py').read())")
-    outcome = both(tmp_path, runs, variables=variables)
-    assert outcome.on.stdout == f"{name}\n{plain_losses()}"
-    assert_same(outcome)
-    assert ("planted" in outcome.on.stderr) == ("planted" in outcome.off.stderr)
+    off, on = (
+        execute(tmp_path, runs, is_on, variables={"PYTHONPATH": os.pathsep.join([str(folder), str(training)])})
+        for is_on, training in ((False, stand_in), (True, PROGRAMS))
+    )
+    assert on.stdout == f"{name}\n{plain_losses()}"
+    assert_same(Both(off, on, reported_steps(tmp_path)))
+    assert ("planted" in on.stderr) == ("planted" in off.stderr)
 
 
 CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}

@@ -34,11 +34,6 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return train(tmp_path_factory.mktemp("profiled"), *words, profile="1")
 
 
-def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
-    train(tmp_path, "--steps", "30", "--epoch-steps", "15", "--num-workers", "2")
-    assert metrics(tmp_path) == metrics(profiled.cwd)
-
-
 def test_all_nine_sections_of_a_step_are_measured(profiled):
     sections = profiled.report["sections"]
     assert {name: sections[name]["count"] >= 30 for name in STEP_SECTIONS} == dict.fromkeys(STEP_SECTIONS, True)
@@ -64,11 +59,6 @@ def test_every_report_is_printed_once(profiled):
     ]
 
 
-def test_plain_training_prints_no_report_and_leaves_no_run_folder(tmp_path):
-    assert "Profiling" not in train(tmp_path, "--steps", "4").stdout
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.programs
 def test_model_learns_and_draws_a_grid_of_samples(tmp_path):
     train(tmp_path, "--steps", "240", "--epoch-steps", "60", "--batch-size", "64")
@@ -79,12 +69,14 @@ def test_model_learns_and_draws_a_grid_of_samples(tmp_path):
     assert len(set(image.convert("L").tobytes())) > 10
 
 
-def test_resumed_training_equals_an_uninterrupted_one(profiled, tmp_path):
+def test_resumed_plain_training_equals_an_uninterrupted_one_with_profiling(profiled, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    train(first, "--steps", "15", "--epoch-steps", "15")
+    plain = train(first, "--steps", "15", "--epoch-steps", "15")
     resume = str(first / "checkpoint.pt")
     train(second, "--steps", "30", "--epoch-steps", "15", "--resume", resume)
     assert metrics(second) == metrics(profiled.cwd)
+    assert "Profiling" not in plain.stdout
+    assert not (first / "runs").exists()
 
 
 def test_two_ranks_train_and_only_rank_0_reports(tmp_path):

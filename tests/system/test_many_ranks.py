@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -142,8 +143,8 @@ def test_slow_rank_of_four_is_named(tmp_path: Path) -> None:
 
 def test_killed_rank_is_reported_with_the_others(tmp_path: Path) -> None:
     words = ("--steps", "200", "--fail", "kill", "--fail-step", "150", "--slow", "sleep")
-    training = train(tmp_path, *words, RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
-    assert training.status == 1
+    training = train_in_forks(tmp_path, *words, RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
+    assert training.status == signal.SIGKILL
     assert training.stdout.count(SUMMARY) == 1
     killed = training.report["ranks"]["ranks"][1]
     assert not killed["is_final"]
@@ -154,7 +155,7 @@ def test_killed_rank_is_reported_with_the_others(tmp_path: Path) -> None:
 
 
 def test_exception_in_a_rank_ends_the_others_with_a_report(tmp_path: Path) -> None:
-    training = train(tmp_path, "--fail", "raise")
+    training = train_in_forks(tmp_path, "--fail", "raise")
     assert training.status == 1
     assert training.stdout.count(SUMMARY) == 1
     assert training.stderr.count("RuntimeError: planted") >= 1

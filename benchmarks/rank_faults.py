@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile, mkdtemp
-from typing import Final
+from typing import IO, Final
 
 from benchmarks.children import ROOT, SWITCH, environment
 from benchmarks.figures import Figure, print_figures, print_table
@@ -37,6 +37,7 @@ PAUSE_S: Final = 1.5  # of a rank that goes on afterwards; shorter than the time
 START_S: Final = 120.0
 LONGEST_S: Final = 120.0  # no process of a try may live longer after the fault
 MOST_LATER_S: Final = 2.5  # rank 0's wait for the others (2 s) and its report
+NOTICED_S: Final = 1.0  # in which the end of a process is known to who has started it
 DISK_BYTES: Final = 4096  # of each file of a rank whose disk is full
 # The user's own sitecustomize of that rank.
 SHIFTED_CLOCK: Final = """
@@ -98,11 +99,27 @@ class Try:
     own_s: float | None = None  # until the last rank's own code had ended; None where signals ended all
 
 
+Start = Callable[[Sequence[str], dict[str, str], Path, IO[bytes]], "subprocess.Popen[bytes]"]
+
+
+def started(words: Sequence[str], variables: dict[str, str], folder: Path, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own."""
+    return subprocess.Popen(
+        words,
+        env=variables,
+        cwd=folder,
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Launch:
     """A training of many ranks, by torchrun or as processes of our own."""
 
-    def __init__(self, fault: Fault, ranks: int, rank: int, is_on: bool, folder: Path) -> None:
-        self.fault, self.ranks, self.rank, self.folder = fault, ranks, rank, folder
+    def __init__(self, fault: Fault, ranks: int, rank: int, is_on: bool, folder: Path, *, start: Start) -> None:
+        self.fault, self.ranks, self.rank, self.folder, self._start_process = fault, ranks, rank, folder, start
         folder.mkdir(parents=True, exist_ok=True)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.descriptors: dict[int, int] = {}  # of processes that are to end, by their id
@@ -135,15 +152,7 @@ class Launch:
     def _start(self, words: Sequence[str], variables: dict[str, str]) -> None:
         log = (self.folder / f"output-{len(self.processes)}.txt").open("wb")
         with log:
-            process = subprocess.Popen(
-                words,
-                env={**self._variables, **variables},
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = self._start_process(words, {**self._variables, **variables}, self.folder, log)
         self.processes.append(process)
 
     def pid_of(self, rank: int) -> int:
@@ -184,7 +193,10 @@ class Launch:
 
     def statuses(self) -> tuple[int | None, ...]:
         """Return how the processes that we started have ended; None for those that have not."""
-        return tuple(process.poll() for process in self.processes)
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(NOTICED_S)
+        return tuple(process.returncode for process in self.processes)
 
     def own_end_s(self) -> float | None:
         """Return when the last rank's own code had ended, by the monotonic clock; None if none came to that."""
@@ -203,12 +215,12 @@ class Launch:
             os.close(descriptor)
 
 
-def attempt(fault: Fault, ranks: int, seed: int, is_on: bool, folder: Path) -> Try:
+def attempt(fault: Fault, ranks: int, seed: int, is_on: bool, folder: Path, *, start: Start = started) -> Try:
     """Plant ``fault`` once; return what followed."""
     chance = random.Random(seed)
     rank = chance.randrange(ranks) if fault.of_rank is None else fault.of_rank
     moment = chance.uniform(-0.1, 1.0)  # of the training; below 0 before its first step
-    launch = Launch(fault, ranks, rank, is_on, folder)
+    launch = Launch(fault, ranks, rank, is_on, folder, start=start)
     try:
         pids = [launch.pid_of(number) for number in range(ranks)]
         for pid in (*pids, *(process.pid for process in launch.processes)):

@@ -71,7 +71,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 # Not -X tracemalloc, under which importing torch takes a minute.
 WAYS: dict[str, list[str]] = {
     options: python(*options.split(), TRAINING)
-    for options in ("-O -B -u -s", "-OO", "-X dev -X faulthandler", "-X importtime", "-W error")
+    for options in ("-B -u -s -X importtime", "-OO -X dev -X faulthandler", "-W error")
 } | {
     "text": python("-c", "import small_training; small_training.main()"),
     "module": python("-m", "small_training"),

@@ -6,8 +6,8 @@ from typing import Any
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
 from training_profiler.model.lines import StreamRepeats
-from training_profiler.model.program import OptimizerFacts, ProgramFacts
-from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
+from training_profiler.model.program import DDP, CallFacts, CallSite, OptimizerFacts, ProgramFacts
+from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread, UnusedSearch
 from training_profiler.model.snapshot import EpochStats, LoaderStats, Snapshot
 
 
@@ -41,6 +41,34 @@ def repeating(times: float, ranks: int = 2, samples: int | None = 2000, again: f
     epochs = (EpochStats(1, 5.0, 100, 100, samples, 0.05, {}, None, None),) if samples else ()
     loaders = (LoaderStats("0", 100, samples, 0.1, data_set="Stream", made_at="train.py:41", **loader),)
     return replace(run_of(ranks_of(working(*[30] * ranks), repeats=repeats)), epochs=epochs, loaders=loaders)
+
+
+def sized(*elements: float | None, **of_last: Any) -> Snapshot:
+    """Return a run of four ranks, of which the last works longer, and whose inputs are so large."""
+    rows = zip(working(30, 30, 30, 60, **of_last), elements, strict=True)
+    return run_of(ranks_of([replace(row, input_elements=each) for row, each in rows]))
+
+
+def averaging(times: int, updates: int = 1, modules: int = 1) -> Snapshot:
+    """Return a run whose DDP averages gradients so many times a step."""
+    run = run_of(synchronizing(working(30, 30), 0.4, 0.0), backward_pass=0.8, optimizer_step=0.1)
+    backward = replace(run.sections["backward_pass"], count=100 * times)
+    updating = replace(run.sections["optimizer_step"], count=100 * updates)
+    calls = tuple(CallFacts(DDP, "DistributedDataParallel", CallSite("train.py", 9 + at)) for at in range(modules))
+    return replace(
+        run,
+        sections={**run.sections, "backward_pass": backward, "optimizer_step": updating},
+        program=ProgramFacts(calls=calls),
+        gradient_sync=GradientSyncStats(100 * times - 1, 99, 0.01),
+    )
+
+
+def searching(seconds: float, looked_at: int = 80, found: int = 0) -> Snapshot:
+    """Return a run of two ranks that search for unused parameters so long in all."""
+    searched = UnusedSearch(200, 2 * seconds, looked_at, found)
+    run = run_of(ranks_of(working(30, 30), searched=searched), forward_pass=0.3, backward_pass=0.6)
+    call = CallFacts(DDP, "DistributedDataParallel", CallSite("train.py", 9), (("static_graph", "False"),))
+    return replace(run, program=ProgramFacts(calls=(call,)))
 
 
 CAUSED = {"cause": "data_loading", "cause_s": 0.009, "place": "train.py:31 fetch", "slower_since_step": 40}
@@ -77,6 +105,10 @@ SAYS = {
         "another one on its host is quick": run_of(ranks_of(working(30, 30, 32, 41))),
         "on a slow host": run_of(ranks_of(working(30, 30, 40, 60))),
         "loading is not efficient": run_of(ranks_of(working(30, 30, 40, cause="data_loading", cause_s=0.01)), **LOADS),
+        "of larger batches": sized(1000, 1000, 1000, 2000, **OF_FORWARD),
+        "of hardly larger batches": sized(1000, 1000, 1000, 1400, **OF_FORWARD),
+        "of larger batches beside its data": sized(1000, 1000, 1000, 2000, cause="data_loading", cause_s=0.01),
+        "of larger batches than those that are known": sized(1000, None, 1000, 2000, **OF_FORWARD),
         "before the synchronization": run_of(FOR_ONE, forward_pass=0.2, backward_pass=0.75),
         **{
             name: run_of(ranks_of(working(30, 30, 40, cause=cause, cause_s=0.01, place=place)))
@@ -94,12 +126,16 @@ SAYS = {
         "many buckets": buckets(3 * 10**7),
         "without what the straggler has": run_of(synchronizing(working(30, 30, 30, 40, **OF_FORWARD), 0.35, 0.30)),
         "mostly not for the straggler": run_of(synchronizing(working(30, 30, 30, 34, **OF_FORWARD), 0.5, 0.4)),
+        "averaged for each batch": averaging(4),
+        "averaged for each of several updates": averaging(4, updates=2),
+        "of two modules": averaging(2, modules=2),
         "of this rank": run_of(None, synchronization=0.2, backward_pass=0.8),
     },
     "uneven-work": {
         "in turn": run_of(synchronizing(working(30, 30), 0.14, 0.11)),
         "one rank's checkpoints": run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(SAVES,))),
     },
+    "unneeded-search": {"on each rank": searching(0.1)},
     "ranks-repeat": {
         "all samples": repeating(2.0),
         "all samples of eight": repeating(7.6, ranks=8, samples=None, is_map_style=True),
@@ -143,6 +179,12 @@ SILENT = {
     "uneven-work": {
         **UNKNOWN,
         "a straggler": run_of(synchronizing(working(30, 40), 0.3, 0.2)),
+    },
+    "unneeded-search": {
+        "found once": searching(0.1, found=1),
+        "few are known": searching(0.1, looked_at=39),
+        "below 0.2 %": searching(0.0095),
+        "unknown": run_of(ranks_of(working(30, 30))),
     },
     "ranks-repeat": {
         "divided": repeating(1.0),

@@ -231,3 +231,15 @@ def test_synchronizations_of_compared_steps_are_sync_points_if_all_ranks_make_th
     ]
     assert training.sync_points.kept == (points if ranks == 2 else [])
     assert training.sync.drain().exchanges == 2
+
+
+@pytest.mark.parametrize(("unused", "found"), [((0, 0, 0), 0), ((0, 288, 0), 1)])
+def test_searches_and_those_that_found_unused_parameters_are_counted(training, unused, found):
+    module = training.add()
+    for size in (*unused, 0):
+        training.sync.add_search(0.005)
+        module.forward()
+        module.data |= {"find_unused_parameters": 1, "unused_parameter_size": size}
+        module.backward()
+        training.end_step()
+    assert training.sync.searched == (4, pytest.approx(0.02), 3, found)

@@ -277,3 +277,24 @@ def test_ranks_that_train_on_the_same_samples_are_named(tmp_path: Path, how: str
         assert f"sampler=DistributedSampler(dataset)) at repeated_samples.py:{line}" in finding["fix"]
         # The divided program makes half as many steps.
         assert finding["saving_s"] == pytest.approx(report["step_time"]["total_s"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("searching", "unneeded-search", "none was found in"),
+        ("used", "unneeded-search", ""),
+        ("longer", "straggler", "its forward passes have 76,800 input elements, 25,600 on other ranks"),
+        ("slower", "straggler", ""),
+        ("averaging", "synchronization-heavy", "Enter model.no_sync() for the first 3 of the 4 batches"),
+        ("accumulating", "synchronization-heavy", ""),
+    ],
+)
+def test_details_of_ddp_and_of_data_are_named(tmp_path: Path, how: str, code: str, says: str) -> None:
+    thresholds = {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": "machine-busy=1,cpu-oversubscribed=1,synchronization-heavy=0"}
+    training = train_in_forks(tmp_path, how, program="details.py", **thresholds)
+    assert training.status == 0, training.stderr
+    said = [each["finding"] + each["fix"] for each in training.report["findings"] if each["code"] == code]
+    assert [says in each for each in said] == [True] if says else not any("input elements" in each for each in said)
+    if how in ("used", "accumulating"):
+        assert not any("Enter model.no_sync()" in each or "was found" in each for each in said)

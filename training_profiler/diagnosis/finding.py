@@ -75,6 +75,8 @@ class Change(Enum):
     SKIPPED_BY_INDEX = "batches skipped by index", EXACT_IF, NO_RANDOM
     OTHER_ORDER = "another order of batches", CHANGES
     ACCUMULATION = "accumulated gradients", CHANGES
+    NO_SYNC = "no_sync", CLOSE
+    NO_SEARCH = "find_unused_parameters=False", CLOSE
     SHORTER_HISTORY = "shorter history", CHANGES
     OTHER_MODEL = "another model", CHANGES
     SINGLE_FOR_DOUBLE = "float32 instead of float64", CLOSE

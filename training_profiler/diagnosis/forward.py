@@ -14,8 +14,8 @@ from training_profiler.base.sections import (
 )
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops, place_of_most
-from training_profiler.diagnosis.program import is_on_cpu, per_step
-from training_profiler.diagnosis.registry import RULES, cost_of_steps
+from training_profiler.diagnosis.program import is_on_cpu
+from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 

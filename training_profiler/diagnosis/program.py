@@ -8,7 +8,14 @@ from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_text
-from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps
+from training_profiler.diagnosis.registry import (
+    RULES,
+    Saving,
+    cost_of_run,
+    cost_of_steps,
+    has_enough_steps,
+    per_step,
+)
 from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
 from training_profiler.model.snapshot import OTHER, Snapshot
 
@@ -135,12 +142,6 @@ def compute_text(snapshot: Snapshot, share: float) -> str:
     cpu = snapshot.program.cpu
     assert cpu is not None
     return f"{share:.0%} of the {three_digits(cpu.gflops)} GFLOP/s that this CPU does in {cpu.dtype}"
-
-
-def per_step(snapshot: Snapshot, name: str) -> float:
-    """Return how often a section that lies in steps ran in each."""
-    section, step = snapshot.sections.get(name), snapshot.step
-    return 0.0 if section is None or step is None or not step.count else section.spans_in_steps / step.count
 
 
 @RULES.rule(

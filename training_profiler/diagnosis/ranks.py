@@ -1,9 +1,16 @@
 """Rules about the ranks of a training: silent, slow, and waiting for each other."""
 
-from statistics import median
+from statistics import mean, median
 from typing import Final, NamedTuple
 
-from training_profiler.base.sections import DEVICE_SECTIONS, SYNCHRONIZATION, name_of
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    DEVICE_SECTIONS,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
+    SYNCHRONIZATION,
+    name_of,
+)
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import (
@@ -11,11 +18,14 @@ from training_profiler.diagnosis.registry import (
     RULES,
     STEPS_NEEDED,
     Saving,
+    cost_of_steps,
     found,
     has_enough_steps,
+    per_step,
     row_of,
 )
 from training_profiler.diagnosis.shares import StepShare
+from training_profiler.model.program import DDP
 from training_profiler.model.ranks import RankStats
 from training_profiler.model.snapshot import OTHER, Snapshot
 
@@ -25,6 +35,15 @@ NEARLY_ALL: Final = 0.9  # of the samples, and of the steps
 MOST_AGAIN: Final = 0.25  # of the samples that ranks have in common: a rank has them more than once
 MOST_DUPLICATES: Final = 0.02  # of the samples of a rank; with more, they are drawn with replacement
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
+SEVERAL: Final = 1.9  # averages of the gradients for an update; a capture may hide one
+
+
+COMPUTING: Final = (FORWARD_PASS, BACKWARD_PASS)
+EVEN_BATCHES: Final = Fix(
+    "Give each rank batches of the same size: deal out samples sorted by length in turn, or fill batches up to a "
+    "number of tokens instead of samples",
+    (Change.OTHER_BATCHES,),
+)
 
 
 class Slow(NamedTuple):
@@ -50,6 +69,9 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     if slow_ranks is None:
         return None
     slowest, several, slow = slow_ranks
+    larger = _larger_inputs(slowest, snapshot)
+    if larger is not None:  # even batches leave each rank with the mean
+        slow = slow._replace(saved_s=slow.work_s - mean(map(_work_s, _working(snapshot) or ())))
     saving_s, excess = slow.saving_s(snapshot, threshold), slow.work_s / slow.others_s - 1
     if not saving_s:
         return None
@@ -71,12 +93,15 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     if slowest.slower_since_step is not None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
+    if larger is not None:
+        cause += f"; its forward passes have {larger[0]:,.0f} input elements, {larger[1]:,.0f} on other ranks"
+        evidence |= {"input_elements": larger[0], "median_of_others": larger[1]}
     also = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
     return found(
         f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
         f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
         evidence,
-        _fix_of_straggler(slowest),
+        _fix_of_straggler(slowest) if larger is None else EVEN_BATCHES,
         saving_s=saving_s,
     )
 
@@ -158,6 +183,17 @@ def _working(snapshot: Snapshot) -> list[RankStats] | None:
         return None
     ranks = [rank for rank in snapshot.ranks.ranks if rank.work_s is not None and rank.steps >= STEPS_NEEDED]
     return ranks if len(ranks) > 1 else None
+
+
+def _larger_inputs(slowest: RankStats, snapshot: Snapshot) -> tuple[float, float] | None:
+    """Return the elements of a rank's inputs and the median on others, where these explain most of its longer work."""
+    ranks = _working(snapshot) or ()
+    others = [rank.input_elements for rank in ranks if rank is not slowest and rank.input_elements]
+    if len(others) < len(ranks) - 1 or not slowest.input_elements or slowest.cause not in (*COMPUTING, ""):
+        return None
+    excess = _work_s(slowest) / median([_work_s(rank) for rank in ranks if rank is not slowest]) - 1
+    mid = median(others)
+    return (slowest.input_elements, mid) if slowest.input_elements / mid - 1 >= EXPLAINED * excess else None
 
 
 def _fix_of_straggler(slowest: RankStats) -> Fix:
@@ -301,24 +337,18 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     The saving excludes what the rules about slow or uneven ranks already claim.
     """
     ranks, step = snapshot.ranks, snapshot.step
-    fix = "use fewer and larger collectives, overlap them with computation, or use a faster network"
-    changes: tuple[Change, ...] = (Change.LARGER_COLLECTIVES,)
-    if snapshot.gradient_sync is not None:
-        # The gradients fill more of DDP's buckets than the first, which is small, and another one.
-        optimizer, has_many = snapshot.program.optimizer, False
-        if optimizer is not None:
-            each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
-            has_many = optimizer.numbers * each > 2 * 25 * 2**20  # DDP's default is 25 MiB
-        larger = "larger DDP buckets (bucket_cap_mb), " if has_many else ""
-        changes = (Change.BUCKET_CAP_MB, Change.ACCUMULATION) if has_many else (Change.ACCUMULATION,)
-        fix = f"use {larger}gradient accumulation under no_sync(), or a faster network"
+    fix = _fix_of_sync(snapshot)
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return StepShare(
             "",
             threshold,
             section=SYNCHRONIZATION,
             activity="waiting for other ranks",
-            fix=Fix(f"Look for the slowest rank first; then {fix}", changes, (record_steps(snapshot.steps),)),
+            fix=Fix(
+                f"Look for the slowest rank first; then {fix}",
+                fix.changes,
+                fix.actions or (record_steps(snapshot.steps),),
+            ),
         ).find(snapshot, threshold)
     total_s = ranks.sync_share * step.settled_s
     if ranks.sync_share <= threshold or total_s < MIN_SAVING_S:
@@ -340,10 +370,68 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     if first and claimed_s >= EXPLAINED * waiting_s:
         message += f"; most of the waiting is for {first}"
         evidence["waits_for"] = first
-        fix = f"Fix {first} first; then {fix}"
+        text = f"Fix {first} first; then {fix}"
     else:
-        fix = fix[0].upper() + fix[1:]
-    return found(message, evidence, Fix(fix, changes), saving_s=max(0.0, total_s - claimed_s))
+        text = fix[0].upper() + fix[1:]
+    return found(message, evidence, Fix(text, fix.changes, fix.actions), saving_s=max(0.0, total_s - claimed_s))
+
+
+def _fix_of_sync(snapshot: Snapshot) -> Fix:
+    """Return how to synchronize less; of gradients that DDP averages several times before an update, all but once."""
+    sync, step, program = snapshot.gradient_sync, snapshot.step, snapshot.program
+    if sync is None:
+        text = "use fewer and larger collectives, overlap them with computation, or use a faster network"
+        return Fix(text, (Change.LARGER_COLLECTIVES,))
+    modules, updates = sum(call.kind == DDP for call in program.calls), per_step(snapshot, OPTIMIZER_STEP)
+    times = min(sync.count / step.count, per_step(snapshot, BACKWARD_PASS)) if step is not None and step.count else 0.0
+    if times >= SEVERAL and modules == 1 and updates < SEVERAL:
+        often = round(times)
+        text = (
+            f"enter model.no_sync() for the first {often - 1} of the {often} batches of an update, forward and backward"
+        )
+        action = Action(text[0].upper() + text[1:], (Change.NO_SYNC,), 1 - 1 / often)
+        return Fix(text, action.changes, (action,))
+    # The gradients fill more of DDP's buckets than the first, which is small, and another one.
+    optimizer, has_many = program.optimizer, False
+    if optimizer is not None:
+        each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
+        has_many = optimizer.numbers * each > 2 * 25 * 2**20  # DDP's default is 25 MiB
+    larger = "larger DDP buckets (bucket_cap_mb), " if has_many else ""
+    changes = (Change.BUCKET_CAP_MB, Change.ACCUMULATION) if has_many else (Change.ACCUMULATION,)
+    return Fix(f"use {larger}gradient accumulation under no_sync(), or a faster network", changes)
+
+
+@RULES.rule(
+    "unneeded-search",
+    threshold=0.002,  # of step time
+    claims=(FORWARD_PASS,),
+    saves=(0.9, 3.0),
+    changes=(Change.NO_SEARCH,),
+    call=DDP,
+)
+def unneeded_search(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag DDP that searches each graph for unused parameters where no rank has any; None below 20 known searches.
+
+    The time of the search counts. The ranks' exchange of what they found, in the backward pass, is not measured.
+    """
+    ranks, step = snapshot.ranks, snapshot.step
+    searched = None if ranks is None else ranks.searched
+    if (
+        ranks is None
+        or searched is None
+        or step is None
+        or searched.found
+        or searched.looked_at < 20 * ranks.world_size
+    ):
+        return None
+    cost = cost_of_steps(snapshot, threshold, searched.seconds / ranks.world_size * step.settled_count / step.count)
+    return cost.finding(
+        f"DDP searches the graph after each forward pass for parameters without a gradient ({cost.per_step} per step), "
+        f"which ranks then exchange: none was found in {searched.looked_at:,} searches on {ranks.world_size} ranks",
+        "Leave find_unused_parameters=True out of DistributedDataParallel(...), where no step leaves a parameter out",
+        searches=searched.searches,
+        looked_at=searched.looked_at,
+    )
 
 
 def _culprit(finding: Finding) -> str:

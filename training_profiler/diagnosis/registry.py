@@ -269,6 +269,12 @@ def has_enough_steps(snapshot: Snapshot) -> bool:
     return backward.count * step.settled_count >= PASSES_NEEDED * step.count
 
 
+def per_step(snapshot: Snapshot, name: str) -> float:
+    """Return how often a section that lies in steps ran in each."""
+    section, step = snapshot.sections.get(name), snapshot.step
+    return 0.0 if section is None or step is None or not step.count else section.spans_in_steps / step.count
+
+
 def threshold_of(code: str, snapshot: Snapshot) -> float:
     """Return the threshold of a rule in this run."""
     return snapshot.thresholds.get(code, RULES[code].threshold)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, Final, NamedTuple
 
-from training_profiler.model.ranks import BLOCK_STEPS, GradientSyncTotals, is_compared
+from training_profiler.model.ranks import BLOCK_STEPS, GradientSyncTotals, UnusedSearch, is_compared
 from training_profiler.recording.section import Clock
 
 KEPT: Final = 16  # of each kind: the first 16, and at most 16 spread over all
@@ -75,6 +75,7 @@ class DdpReading(NamedTuple):
     end_ns: int
     key: str  # the same on all ranks
     is_first: bool  # of the first module, and its process group has all ranks
+    found: bool | None  # whether a search found parameters without a gradient; None where DDP does not search
 
 
 class DdpModule:
@@ -117,7 +118,8 @@ class DdpModule:
         count, hidden_ns = max(1, passes), min(max(0, hidden_ns), total_ns)
         totals = GradientSyncTotals(count, 1, count * total_ns, count * hidden_ns, self.is_on_host)
         key = f"ddp{self._number}:{iteration}"
-        return DdpReading(totals, begin_ns, end_ns, key, self._has_all_ranks and not self._number)
+        found = data["unused_parameter_size"] > 0 if data.get("find_unused_parameters") else None
+        return DdpReading(totals, begin_ns, end_ns, key, self._has_all_ranks and not self._number, found)
 
 
 NS_BETWEEN_READS: Final = 20_000_000  # a reading takes 5 to 11 us a module
@@ -155,6 +157,7 @@ class GradientSync:
     def start_run(self) -> None:
         """Discard the data of a run before; its modules may still be used."""
         self._steps = StepAttribution()
+        self.searched = UnusedSearch()
         self._idle_before = 0  # no step before this one, counted from the latest step, is compared
         self._readings.clear()
 
@@ -166,6 +169,11 @@ class GradientSync:
                 self._registered += 1
             except Exception as error:
                 self.stop(error)
+
+    def add_search(self, seconds: float) -> None:
+        """Add a search for parameters that a backward pass does not use."""
+        searches, before_s, *rest = self.searched
+        self.searched = UnusedSearch(searches + 1, before_s + seconds, *rest)
 
     def step_ended(self, step: int, end_ns: int) -> None:
         """Read the statistics if they are due after ``step``, counted from 0.
@@ -208,8 +216,11 @@ class GradientSync:
         if any(module.reference() is None for module in self.modules):
             self.modules = [module for module in self.modules if module.reference() is not None]
         backwards = self._backwards()
-        readings = (module.read(backwards) for module in self.modules)
-        return [reading for reading in readings if reading is not None]
+        readings = [reading for module in self.modules if (reading := module.read(backwards)) is not None]
+        found = [reading.found for reading in readings if reading.found is not None]
+        searches, seconds, looked_at, found_before = self.searched
+        self.searched = UnusedSearch(searches, seconds, looked_at + len(found), found_before + sum(found))
+        return readings
 
     def _store(self, readings: list[DdpReading], of_steps: Iterable[tuple[int, int]]) -> None:
         new = _sum(reading.totals for reading in readings)._replace(of_steps=tuple(of_steps))

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
 
 from training_profiler.model.lines import StreamRepeats
 
 FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
 BLOCK_STEPS: Final = 16  # steps in a row that ranks compare
 MOST_BLOCKS: Final = 8
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class GradientSyncTotals(NamedTuple):
@@ -25,6 +28,15 @@ class GradientSyncTotals(NamedTuple):
     def exposed_ns(self) -> int:
         """The time by which synchronization makes the backward pass longer."""
         return max(0, self.total_ns - self.hidden_ns)
+
+
+class UnusedSearch(NamedTuple):
+    """How DDP searched graphs for parameters that get no gradient, on one rank, or on all together."""
+
+    searches: _Count = 0
+    seconds: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    looked_at: _Count = 0  # searches whose result is known
+    found: _Count = 0  # of these: a parameter is unused
 
 
 def is_compared(step: int) -> bool:
@@ -126,6 +138,7 @@ class RankStats:
     cause: str = ""  # the section with the most time beyond the other ranks, if the rank works longer than they do
     cause_s: float | None = None  # that time per step, beyond the median of the others
     place: str = ""  # line of the user's code with most of that section's time
+    input_elements: float | None = None  # of the largest input of a forward pass, mean over some
     last_message_s_ago: float | None = None  # time since the last sign of the rank; None if read from files
     is_final: bool = False  # its last summary was received
     ended_by: str | None = None
@@ -208,4 +221,5 @@ class AllRanksStats:
     compared_steps: int = 0  # steps from which waiting and transfer were determined
     clocks: ClockStats | None = None
     repeats: StreamRepeats | None = None  # of the samples that ranks train on; None: too few are known
+    searched: UnusedSearch | None = None  # None where a rank does not search
     left_out: tuple[str, ...] = ()  # messages about data that could not be read

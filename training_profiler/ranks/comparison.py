@@ -20,6 +20,7 @@ from training_profiler.model.ranks import (
     RankId,
     RankStats,
     SectionSpread,
+    UnusedSearch,
 )
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
 from training_profiler.statistics.arrays import Floats, Ints
@@ -366,6 +367,7 @@ def all_ranks_stats(
     known = {rank.who.rank for rank in of_run}
     late = {rank for rank, s in age_s.items() if silent_after_s is not None and s > silent_after_s}
     shares = _shares(rows)
+    searched = [rank.searched for rank in of_run if rank.searched]
     trained = [rank.trained for rank in of_run if rank.trained and rank.trained.places]
     return AllRanksStats(
         world_size=world_size,
@@ -381,6 +383,7 @@ def all_ranks_stats(
         compared_steps=0 if waiting is None else waiting.steps,
         clocks=clock_stats(of_run),
         repeats=repeats_among(trained) if len(trained) == world_size else None,
+        searched=UnusedSearch(*map(sum, zip(*searched, strict=True))) if len(searched) == world_size else None,
     )
 
 
@@ -398,6 +401,7 @@ def _row(summary: RankSummary, has_sync: bool, waiting: RankWaiting | None, age_
         work_s=None if step_s is None or sync_s is None else step_s - sync_s,
         sync_s=sync_s,
         waiting_s=None if part is None or sync_s is None else part * sync_s,
+        input_elements=summary.input_elements or None,
         last_message_s_ago=age_s,
         is_final=summary.is_final,
         ended_by=summary.ended_by,

@@ -133,6 +133,7 @@ class RankExchange:
             self.guard(PART, lambda: self.channel.close(is_hurried))
 
     def _summary(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
+        sync = self.gradient_sync
         points = [] if self.sync_points is None else [RankSyncPoint(*kept) for kept in list(self.sync_points.kept)]
         return self._summary_builder.summary(
             self.rank.who,
@@ -142,6 +143,7 @@ class RankExchange:
             sent_ns=self.wall_clock(),
             sync_points=points,
             trained=self.trained_samples() or msgspec.UNSET,
+            searched=sync.searched if sync is not None and sync.searched.searches else msgspec.UNSET,
             inside=inside,
             **self._ending,
         )

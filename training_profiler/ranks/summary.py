@@ -22,6 +22,7 @@ from training_profiler.model.ranks import (
     GradientSyncStats,
     GradientSyncTotals,
     RankId,
+    UnusedSearch,
     block_stride,
     is_compared,
 )
@@ -96,6 +97,8 @@ class RankSummary(msgspec.Struct, frozen=True):
     is_final: bool = False
     ended_by: str | None = None
     trained: SamplePrints | msgspec.UnsetType = msgspec.UNSET  # samples of early steps
+    searched: UnusedSearch | msgspec.UnsetType = msgspec.UNSET  # of DDP
+    input_elements: Count | msgspec.UnsetType = msgspec.UNSET  # of the largest input of a forward pass, mean
 
     def to_data(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON represents exactly."""
@@ -300,7 +303,8 @@ class RankSummaryBuilder:
         beside_ns = self._hidden_from_host_ns * settled_steps // max(1, run.steps.count)
         sections = self._sections(run, names, warmup, settled_steps, beside_ns)
         sync = sections.get(SYNCHRONIZATION, RankSection())
-        synced = self._synced
+        synced, sizes = self._synced, run.input_sizes.points
+        passes = sum(size[0] for size in sizes)
         return RankSummary(
             who=replace(who, host=printable(who.host)),
             number=self._number,
@@ -317,6 +321,7 @@ class RankSummaryBuilder:
             step_times=list(self._step_times),
             blocks=self._blocks.complete_blocks(),
             hottest_lines=self._hottest_lines(run, names, sections),
+            input_elements=round(sum(n * size for n, _, size in sizes) / passes) if passes else msgspec.UNSET,
             **rest,
         )
 

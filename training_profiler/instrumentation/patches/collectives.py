@@ -153,10 +153,25 @@ def install_ddp(patches: Patches, context: PatchContext, torch: Any) -> None:
     if not torch.distributed.is_available():
         return
 
+    has_search = False
+
     def add(ddp: Any, has_failed: bool) -> None:
+        nonlocal has_search
         if not has_failed:
             context.add_ddp_module(ddp)
             context.calls.add_ddp(ddp)
+            if ddp.find_unused_parameters and not has_search:
+                has_search = True
+                patches.replace(torch.distributed.Reducer, "prepare_for_backward", search)
+
+    def search(original: Any) -> Any:
+        def begin(args: tuple[Any, ...], _: dict[str, Any]) -> float | None:
+            return time.perf_counter() if len(args) > 1 and args[1] else None  # from these outputs on
+
+        def end(began_s: float, _: bool) -> None:
+            context.gradient_sync.add_search(time.perf_counter() - began_s)
+
+        return context.between(original, begin, end)
 
     def read(original: Any) -> Any:
         return context.between(original, lambda *call: context.gradient_sync.read(), lambda *call: None)

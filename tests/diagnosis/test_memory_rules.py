@@ -1,12 +1,14 @@
 """Rules about memory, and about page faults: each fires, is silent just below, and without data."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.pauses import page_fault_time
+from training_profiler.model.program import SIZE, Grown, ProgramFacts
 from training_profiler.model.snapshot import (
     GpuStats,
     Growth,
@@ -52,6 +54,13 @@ def retrying(retries: float, steps: int = 100) -> Snapshot:
 def rising(after_mib: float, *, grows: bool, **others) -> Snapshot:
     change = MemoryChange(401, 390, 415, 1024.0 * MIB, after_mib * MIB, grows=grows, **others)
     return replace(run_on(None), memory_changes=(change,))
+
+
+def keeping(element_bytes: float = 130_000, most: int = 0, at_the_end: int = 400, **more: Any) -> Snapshot:
+    """Return a run of 1000 steps whose memory, and whose list, grow."""
+    points = ((4, 4.0), (60, 60.0), (600, 600.0), (1000, 600.0 + at_the_end))
+    kept = Grown(SIZE, "outputs", points, 1000, place="train.py:9", element_bytes=element_bytes, most=most, **more)
+    return replace(run_on(growing(), steps=1000), program=ProgramFacts(grown=(kept,)))
 
 
 BUSY = replace(gpu(0.25).gpus[0], loop_utilization=level(0.90))
@@ -112,6 +121,11 @@ SAYS = {
         "in steps that take longer": replace(
             run_on(growing(), steps=1000), step=replace(run_on(None, steps=1000).step, rise=0.5, rise_p_value=0.5)
         ),
+        "of a variable": keeping(),
+        "of small tensors": keeping(element_bytes=404, are_tensors=True),
+        "of a variable that keeps less": keeping(element_bytes=40_000),
+        "of a variable whose growth has ended": keeping(at_the_end=0),
+        "of a queue that does not fit": keeping(most=10**6),
         "of a device, which comes first": run_on(replace(growing(), gpus=(GROWN,)), steps=1000),
     },
     "allocator-retries": {"often": retrying(12)},
@@ -152,6 +166,7 @@ SILENT = {
         "full of work": run_on(MachineStats(samples=10, gpus=(replace(BUSY, loop_utilization=level(0.99)),))),
     },
     "memory-growth": {
+        "of a replay buffer": keeping(most=2000),
         "no machine": run_on(None),
         "unknown": run_on(MachineStats(samples=100)),
         "just below a twentieth": run_on(growing(bytes_=51 * MIB)),

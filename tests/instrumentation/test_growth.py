@@ -4,15 +4,20 @@ import ast
 import sys
 import time
 import warnings
+from collections import deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from training_profiler.inspections.growth import (
+    TENSOR_BYTES,
     GrowthWatch,
+    bytes_of,
     lines_that_add,
+    lines_that_put,
     lines_that_work_through,
     subnormal_part,
     variables,
@@ -255,6 +260,70 @@ def test_a_tensor_that_cat_lengthens_is_named(training):
     assert set(found) == {"bank"}  # appending is as quick for a long list
     assert found["bank"].points[-1][1] > 200
     assert found["bank"].path == __file__
+
+
+class Log:
+    def __init__(self):
+        self.rows = {"loss": [], "outputs": []}
+
+
+def keeps_outputs(training):
+    log = Log()
+    for _ in range(STEPS):
+        outputs = training.model(torch.ones(1000, 4))
+        training.backward(outputs.sum())
+        for _ in range(100):
+            log.rows["outputs"].append(outputs.detach().clone())
+
+
+def test_a_container_in_another_one_that_keeps_tensors_is_named_with_what_they_take(training):
+    keeps_outputs(training)
+    found = training.grown(SIZE)["log.rows"]
+    assert found.element_bytes == pytest.approx(16_000 + TENSOR_BYTES, rel=0.01)
+    assert found.place.startswith("test_growth.py:")
+    line = int(found.place.rpartition(":")[2])
+    assert "append(outputs.detach().clone())" in open(__file__).read().splitlines()[line - 1]  # noqa: SIM115
+
+
+BATCH = torch.zeros(1000)
+ARRAY = np.zeros(1000)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ([torch.zeros(1000) for _ in range(100)], 100 * (4000 + TENSOR_BYTES)),
+        ([BATCH] * 100, 100 * (4000 / 8 + TENSOR_BYTES)),  # of the 8 that are looked at, one counts
+        ({step: torch.zeros(1000) for step in range(100)}, 100 * (4000 + TENSOR_BYTES)),
+        ([{"x": np.zeros(1000)} for _ in range(100)], 100 * 8100),
+        (deque((np.zeros(1000), index) for index in range(100)), 100 * 8100),
+        ([ARRAY[:10]], 8100),  # a view keeps all of it
+        (["x" * 10_000 for _ in range(50)], 50 * 10_049),
+        ({float(number) for number in range(1000)}, 1000 * 24),
+        ([], 56),
+    ],
+)
+def test_what_a_variable_keeps_is_weighed(value, wanted):
+    assert bytes_of(value, (torch.Tensor,)) == pytest.approx(wanted, rel=0.1, abs=100_000 if type(value) is set else 0)
+
+
+PUTTING = """
+history = []
+for step in range(9):
+    history.append(step)
+    history[step] = step
+    history += [step]
+    history = torch.cat([history, step])
+    rows["loss"].append(step)
+    rows.clear()
+    log.cache[step] = 1
+    other.append(history)
+"""
+
+
+@pytest.mark.parametrize(("name", "lines"), [("history", [4, 5, 6, 7]), ("rows", [8]), ("log.cache", [10])])
+def test_lines_that_add_to_a_variable_are_found(name, lines):
+    assert sorted(lines_that_put(ast.parse(PUTTING), name)) == lines
 
 
 def test_variables_of_functions_are_not_kept_alive():

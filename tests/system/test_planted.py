@@ -224,6 +224,19 @@ def test_memory_leak_is_found(tmp_path: Path) -> None:
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
 
 
+@pytest.mark.parametrize("arguments", [(), ("small",), ("fixed",), ("replay",)])
+def test_a_variable_that_keeps_what_memory_grows_by_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    _, report = outcome_of("kept_outputs", tmp_path, DEFAULT, *arguments, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
+    findings = [each for each in report["findings"] if each["code"] == "memory-growth"]
+    if arguments in (("fixed",), ("replay",)):
+        assert findings == []
+        return
+    (finding,) = findings
+    assert finding["evidence"]["variable"] == "log.outputs"
+    assert finding["evidence"]["lines"] == line_of("kept_outputs", "log.outputs.append")
+    assert ("elements of 0.3 MiB" in finding["finding"]) == (not arguments)
+
+
 @pytest.mark.parametrize("arguments", [(), ("fixed",), ("added",), ("added", "fixed")])
 def test_an_optimizer_that_does_more_and_more_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     small = torch.full((10_000,), 1e-40)

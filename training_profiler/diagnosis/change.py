@@ -114,6 +114,26 @@ def amount_at(grown: Grown, part: float) -> float:
     return max(0.0, before[1] + slope * (at - before[0]))
 
 
+def kept_in(snapshot: Snapshot, grown_bytes: float, seconds: float) -> Grown | None:
+    """Return the variable that has most of what memory grew by; None where none is known, or its growth has ended.
+
+    Else one that keeps a tensor of every second step or more: memory between small ones is not given back.
+    """
+    step = snapshot.step
+    trained_s = snapshot.wall_s - ((step and step.before_s) or 0.0)
+    since = max(0.0, 1 - seconds / trained_s) if trained_s > 0 else 0.0
+    kept = [
+        (each.element_bytes * (amount_at(each, 1.0) - amount_at(each, since)), at)
+        for at, each in enumerate(snapshot.program.grown)
+        if each.element_bytes and each.place and each.points[-1][1] > each.points[-2][1]
+    ]
+    rise, at = max(kept, default=(0.0, 0))
+    if 0.5 * grown_bytes <= rise <= 2 * grown_bytes:
+        return snapshot.program.grown[at]
+    small = [snapshot.program.grown[at] for _, at in kept if snapshot.program.grown[at].are_tensors]
+    return next((each for each in small if each.points[-1][1] >= 0.5 * each.points[-1][0]), None)
+
+
 @RULES.rule(
     "growing-work",
     0.05,  # of step time

@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FORWARD_PASS
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text, ms_text
-from training_profiler.diagnosis.change import when_text, work_of
+from training_profiler.diagnosis.change import kept_in, when_text, work_of
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import severity_of
@@ -206,6 +206,9 @@ def _growing(
     least = 64 * 2**20 if growth.seconds < SHORT_S else GROWTH_AT_LEAST
     if growth.bytes < least or growth.bytes <= threshold * level.mean:
         return None
+    kept = kept_in(snapshot, growth.bytes, growth.seconds)
+    if kept is not None and kept.most and (kept.most - kept.points[-1][1]) * kept.element_bytes < free_bytes / 2:
+        return None  # as of a replay buffer: it ends
     bytes_per_s = growth.bytes / growth.seconds if growth.seconds else 0.0
     evidence: dict[str, float | int | str] = {
         "growth_bytes": growth.bytes,
@@ -221,10 +224,24 @@ def _growing(
         if step is not None and left_s < FORECAST * trained_s and (step.rise or 0.0) < 0.2:
             evidence["full_at_step"] = full_at = float(f"{step.count * (1 + left_s / trained_s):.2g}")
             soon = f", out of memory near step {full_at:,.0f}"
+    text, fix = "", _keep_less(snapshot)
+    if kept is not None:
+        first, last = (round(point[1]) for point in (kept.points[0], kept.points[-1]))
+        text = (
+            f"; {kept.name} ({kept.place}) grew from {first:,} to {last:,} elements of {bytes_text(kept.element_bytes)}"
+        )
+        evidence |= {"variable": kept.name, "lines": kept.place, "first": first, "last": last}
+        bounded = f"Keep less in {kept.name} at {kept.place}: the last elements alone, numbers for tensors, or a file"
+        if kept.are_tensors:
+            bounded = (
+                f"Keep numbers in {kept.name} at {kept.place} (.item()), or less: tensors that are kept also "
+                "leave gaps between them in memory"
+            )
+        fix = Fix(bounded, (Change.BOUNDED,))
     return found(
-        f"{what} keeps growing{soon}: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
+        f"{what} keeps growing{soon}: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{text}{lasts}",
         evidence,
-        _keep_less(snapshot),
+        fix,
     )
 
 

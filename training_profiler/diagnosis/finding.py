@@ -110,6 +110,7 @@ class Change(Enum):
     WEIGHT_DECAY = "weight decay", CLOSE, "and the loss has no penalty in it"
     NO_CREATE_GRAPH = "no graph of gradients", EXACT
     SMALLER_QUEUE = "less in a queue", EXACT
+    BOUNDED = "less kept", EXACT_IF, "if no loss uses what is left out"
     IN_PLACE = "updates in place", EXACT
     ROOM_FOR_ALL = "memory made once", EXACT
     FLUSHED = "set_flush_denormal", CLOSE

@@ -8,10 +8,10 @@ import contextlib
 import os
 import re
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, pairwise
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -36,7 +36,14 @@ GREW: Final = 1.5  # times
 MOST_GROWN: Final = 8
 LEAST_NORMAL: Final = {"torch.float32": 2.0**-126, "torch.bfloat16": 2.0**-126, "torch.float64": 2.0**-1022}
 ADDS: Final = re.compile(r"\.add_param_group$|\bparam_groups\b.*\.(append|extend)$")
-COUNTED: Final = (list, dict, set, deque, str, bytearray)
+HELD: Final = (list, dict, set, deque, defaultdict, OrderedDict)
+COUNTED: Final = (*HELD, str, bytearray)
+FEW: Final = 16  # elements of a container whose own containers are counted, too
+SAMPLED_ELEMENTS: Final = 8  # the newest, of which each is weighed
+TENSOR_BYTES, ARRAY_BYTES = 400, 112  # of a tensor and of an array, beside their numbers
+NOTHING_KEPT: Final = 0.0, 0, False  # the last fields of ``Grown``
+WORTH_NAMING: Final = 4 * 2**20  # bytes that a variable has grown by
+PUTS: Final = {*KEEPERS, "extend", "update", "setdefault"}  # methods that add elements
 # What is as quick for many elements as for few.
 QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
 NOT_OF_THE_PROGRAM: Final = ("torch", "builtins", "numpy", "collections", "training_profiler")  # classes
@@ -66,6 +73,7 @@ class GrowthWatch:
         self._paths: dict[str, str] = {}
         self._hook_at: dict[str, str] = {}
         self._lines: dict[str, tuple[tuple[int, int], ...]] = {}  # that work through a variable, once they are found
+        self._kept: dict[str, tuple[float, int, bool]] = {}  # the last fields of ``Grown``
 
     def is_due(self) -> bool:
         """Whether backward passes are to come here again."""
@@ -91,7 +99,7 @@ class GrowthWatch:
             self._updates, self._before = updates, self._newest
             self._changes += 1
         self._newest = node._sequence_nr()  # nodes are numbered in the order in which a thread makes them
-        begin_ns = perf_counter_ns()
+        begin_ns = thread_time_ns()  # waiting for a CPU is no work
         if self._walks:
             self._walks = False
             self._follow(node, frame)
@@ -103,7 +111,7 @@ class GrowthWatch:
         else:
             self._walks, self._next = True, max(self._calls + 2, int(self._calls * APART))
             self._look(frame, torch)
-        self._spent_ns += perf_counter_ns() - begin_ns
+        self._spent_ns += thread_time_ns() - begin_ns
 
     def _follow(self, node: Any, frame: Any) -> None:
         """Count the nodes of a graph, and those of them that were made in earlier steps."""
@@ -131,6 +139,12 @@ class GrowthWatch:
             elif (size := size_of(value, plain)) is not None:
                 self._add(SIZE, name, size)
                 self._paths[name] = path
+                if has_grown(SIZE, self._points.get((SIZE, name), ())):
+                    newest: Any = value
+                    while type(newest) in HELD and newest:
+                        newest = next(_newest(newest))
+                    are_tensors = newest is not value and type(newest) in plain and newest.is_cpu
+                    self._kept[name] = bytes_of(value, plain) / size, getattr(value, "maxlen", None) or 0, are_tensors
         self._look_for_lines()
         ordered = sorted(self._program.optimizers, key=lambda each: sum(len(g["params"]) for g in each.param_groups))
         for name, optimizer in {type(each).__name__: each for each in ordered}.items():  # the largest of each class
@@ -179,6 +193,8 @@ class GrowthWatch:
                         self._hook_at[name] = lines_that_add(tree, os.path.basename(self._paths[name]))
                     else:
                         self._lines[name] = tuple(sorted(set(lines_that_work_through(tree, name))))
+                        file, numbers = os.path.basename(self._paths[name]), sorted(set(lines_that_put(tree, name)))
+                        self._hook_at[name] = f"{file}:{', '.join(map(str, numbers[:MOST_LINES]))}" if numbers else ""
 
         if new:
             beside_the_training("growth", find_lines)
@@ -187,13 +203,15 @@ class GrowthWatch:
         """Return what has grown so far, by how many times, the most first."""
         grown, passes = [], max(self._calls, getattr(self._detector(), "backwards", 0))  # those that it slept through
         for (kind, name), points in self._points.items():
-            if not has_grown(kind, points) or (kind == SIZE and not self._lines.get(name)):
-                continue
             path, lines = self._paths.get(name, ""), self._lines.get(name, ())
             place, own = self._hook_at.get(name, ""), 0
+            kept = self._kept.get(name, NOTHING_KEPT) if kind == SIZE else NOTHING_KEPT
+            is_large = place and (kept[2] or kept[0] * (points[-1][1] - points[0][1]) >= WORTH_NAMING)
+            if not has_grown(kind, points) or (kind == SIZE and not lines and not is_large):
+                continue
             if kind == GRAPH:
                 name, place, own = *self._kept_at, self._own
-            grown.append(Grown(kind, name, tuple(points), passes, path, lines, place, own))
+            grown.append(Grown(kind, name, tuple(points), passes, path, lines, place, own, *kept))
         grown.sort(key=lambda each: each.points[0][1] / each.points[-1][1])
         return tuple(grown[:MOST_GROWN])
 
@@ -325,7 +343,65 @@ def size_of(value: Any, plain: Any) -> int | None:
     kind = type(value)
     if kind.__module__.partition(".")[0] in ("numpy", "pandas") and kind.__name__ in ("ndarray", "DataFrame", "Series"):
         return int(value.size)
+    if kind in HELD and len(value) <= FEW:
+        inner = value.values() if isinstance(value, dict) else value
+        return sum(len(each) if type(each) in HELD else 1 for each in inner)
     return len(value) if kind in COUNTED else int(value.numel()) if kind in plain else None
+
+
+def bytes_of(value: Any, plain: Any, depth: int = 3) -> float:
+    """Return about how much memory a variable keeps: that of the newest elements of a container counts for all.
+
+    What several of these share counts once, such as the memory of two views.
+    """
+    return _bytes_of(value, plain, depth, set())
+
+
+def _bytes_of(value: Any, plain: Any, depth: int, seen: set[int]) -> float:
+    kind, owner, owned, own_bytes = type(value), id(value), 0, 0
+    if kind in plain:
+        storage = value.untyped_storage()
+        owner, owned, own_bytes = storage.data_ptr(), storage.nbytes(), TENSOR_BYTES
+    elif kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "nbytes"):
+        array = value.base if isinstance(getattr(value, "base", None), kind) else value
+        owner, owned, own_bytes = id(array), array.nbytes, ARRAY_BYTES
+    is_new = owner not in seen
+    seen.add(owner)
+    if own_bytes or not is_new or not depth:
+        return float(own_bytes + is_new * owned)
+    if kind not in (*HELD, tuple):
+        return float(sys.getsizeof(value, 0))
+    of_key = sys.getsizeof(next(iter(value)), 0) if isinstance(value, dict) and value else 0
+    sampled = list(islice(_newest(value), SAMPLED_ELEMENTS if len(value) > FEW else FEW))
+    inner = sum(_bytes_of(each, plain, depth - 1, seen) for each in sampled)
+    return sys.getsizeof(value) + (inner / len(sampled) + of_key) * len(value) if sampled else sys.getsizeof(value)
+
+
+def _newest(value: Any) -> Iterator[Any]:
+    """Return the elements of a container, the newest first; of a set, in any order."""
+    return iter(value) if isinstance(value, set) else reversed(value.values() if isinstance(value, dict) else value)
+
+
+def lines_that_put(tree: ast.Module, name: str) -> Iterator[int]:
+    """Yield the lines that add elements to a variable, or to a container in it."""
+    last = name.rpartition(".")[2]
+
+    def is_it(node: ast.AST) -> bool:
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        return isinstance(node, ast.Attribute) and node.attr == last if "." in name else getattr(node, "id", "") == name
+
+    for node in ast.walk(tree):
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PUTS:
+            targets = [node.func.value]
+        elif isinstance(node, ast.Assign):
+            again = any(is_it(each) for each in ast.walk(node.value))  # as of torch.cat
+            targets = [each for each in node.targets if isinstance(each, ast.Subscript) or again]
+        elif isinstance(node, ast.AugAssign):
+            targets = [node.target]
+        if any(map(is_it, targets)):
+            yield getattr(node, "lineno", 0)
 
 
 def lines_that_add(tree: ast.Module, file: str) -> str:

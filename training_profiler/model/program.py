@@ -286,8 +286,11 @@ class Grown(NamedTuple):
     passes: int  # backward passes so far
     path: str = ""  # of the file with the lines that work through the variable
     lines: tuple[tuple[int, int], ...] = ()  # the first and the last of each
-    place: str = ""  # of the hook's function, or of the backward pass
+    place: str = ""  # of the hook's function, of the backward pass, or the lines that add to a variable
     own: int = 0  # nodes of the last graph that were made in its step
+    element_bytes: float = 0.0  # memory of an element of a container or a tensor, mean of some; 0 is unknown
+    most: int = 0  # elements that a deque may have; 0: as many as it gets
+    are_tensors: bool = False  # the newest element of a container is one on the CPU
 
 
 class ProgramFacts(NamedTuple):

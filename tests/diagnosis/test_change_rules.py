@@ -60,6 +60,12 @@ def run_of(steps=1000, lost=None, **others):
     return run if lost is None else replace(run, machine=lost)
 
 
+def shaped(before, after):
+    run = run_of(input_elements=(1000.0, 1500.0))
+    shapes = tuple((update, before if update < 400 else after) for update in range(0, 1000, 16))
+    return replace(run, program=ProgramFacts(shapes=shapes))
+
+
 def test_jump_is_one_finding_and_its_seconds_are_claimed_once():
     run = run_of()
     claimed_s = sum(
@@ -287,6 +293,11 @@ SAYS = {
     },
     "steps-do-more": {
         "inputs from a step on": run_of(input_elements=(1000.0, 1500.0)),
+        "longer sequences from a step on": shaped((8, 16), (8, 40)),
+        "more samples of them": shaped((8, 16), (32, 24)),
+        "larger images": shaped((8, 3, 32, 32), (8, 3, 64, 64)),
+        "inputs of other kinds": shaped((8, 16), (8, 16, 4)),
+        "inputs that are hardly larger": shaped((100, 16), (109, 16)),
         "passes from a step on": run_of(forward_passes=(2.0, 3.0)),
         "attention": run_of(input_elements=(1000.0, 1250.0)),
         "passes": stepping(**GROWING, **LONG),

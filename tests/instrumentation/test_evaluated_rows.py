@@ -14,7 +14,7 @@ MODEL = torch.nn.Linear(4, 1).eval()
 def evaluated(*after_each: list[int]) -> EvaluatedRows:
     """Return the rows of a training on 64 samples at once, and of forward passes after each batch of an evaluation."""
     rows = EvaluatedRows()
-    rows.add_training((64, 4))
+    rows.add_training((64, 4), 0)
     loader_pass: Any = SimpleNamespace(fetches=0)
     for counts in after_each:
         loader_pass.fetches += 1
@@ -92,3 +92,12 @@ def test_rows_of_a_model_that_acts_are_known_if_all_are_alike(
     for shape in shapes:
         acting.add_evaluation(torch.nn.Linear(4, 1), (torch.zeros(shape),), None)
     assert acting.acting() == (None if rows is None else (rows, 64.0))
+
+
+def test_shapes_of_a_long_training_are_spread_over_it():
+    rows = EvaluatedRows()
+    for update in range(1000):
+        rows.add_training((4, update), update)
+    updates = [update for update, _ in rows.shapes]
+    assert updates == list(range(0, 1000, 16))
+    assert rows.shapes[-1] == (992, (4, 992))

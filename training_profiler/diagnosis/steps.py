@@ -22,6 +22,7 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copies_all,
+    larger_text,
     less_at,
     names_growth,
     rest_of_rise,
@@ -205,7 +206,7 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
         rise = change.after_s / change.before_s
         return found(
             f"Steps take longer since {when_text(change)} because they do more: {times:.1f}x the {unit}, in "
-            f"{rise:.1f}x the time",
+            f"{rise:.1f}x the time{larger_text(snapshot, change)}",
             {
                 "rise": rise - 1,
                 "threshold": threshold,
@@ -224,7 +225,7 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     return found(
         f"Steps become longer because they do more: {1 + step.work_rise:.1f}x the {step.work_unit} of a step "
-        f"at the end of the run, in {1 + step.rise:.1f}x the time",
+        f"at the end of the run, in {1 + step.rise:.1f}x the time{larger_text(snapshot, step.change or step.halves)}",
         {
             "rise": step.rise,
             "threshold": threshold,

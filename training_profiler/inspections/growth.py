@@ -99,7 +99,7 @@ class GrowthWatch:
             self._updates, self._before = updates, self._newest
             self._changes += 1
         self._newest = node._sequence_nr()  # nodes are numbered in the order in which a thread makes them
-        begin_ns = thread_time_ns()  # waiting for a CPU is no work
+        begin_ns = thread_time_ns()  # waiting for a CPU is left out
         if self._walks:
             self._walks = False
             self._follow(node, frame)

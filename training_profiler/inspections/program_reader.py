@@ -136,6 +136,7 @@ class ProgramReader:
         return ProgramFacts(
             rows=None if self._rows is None else self._rows.facts(),
             acting=None if self._rows is None else self._rows.acting(),
+            shapes=() if self._rows is None else tuple(self._rows.shapes),
             optimizer=self._context.later_optimizers.main or self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,

@@ -332,6 +332,7 @@ class ProgramFacts(NamedTuple):
     acting: ActingFacts | None = None  # None: no calls without gradients and a loader, or with different rows
     grown: tuple[Grown, ...] = ()  # the most times, first
     fetched_before: FetchedBefore | None = None  # of the longest pass; None: there were none
+    shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()  # of the largest inputs of some forward passes, by update
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

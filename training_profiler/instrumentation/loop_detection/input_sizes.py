@@ -17,6 +17,7 @@ MOST: Final = 4096  # kept until the next ``pop``
 FEW: Final = 4  # rows
 TRAINING_CALLS: Final = 64  # forward passes of the training that are looked at
 CALLS: Final = 4096  # of evaluations
+MOST_SHAPES: Final = 64
 MOST_INSIDE: Final = 8  # tensors of one list or dictionary
 IMAGE: Final = 4  # dimensions of a batch of images
 
@@ -83,14 +84,20 @@ class EvaluatedRows:
 
     def __init__(self) -> None:
         self.calls = 0  # of evaluations
+        self.shapes: list[tuple[int, tuple[int, ...]]] = []  # with the updates before which they were seen
+        self._apart = 1  # updates
         self._trained = _Sums()
         self._few, self._acting = _Sums(), _Sums()
         self._most_acting = 0
         self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
         self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
 
-    def add_training(self, shape: tuple[int, ...]) -> None:
+    def add_training(self, shape: tuple[int, ...], update: int) -> None:
         """Add a forward pass of the training with the shape of its largest input."""
+        if not self.shapes or update - self.shapes[-1][0] >= self._apart:
+            self.shapes.append((update, shape))
+            if len(self.shapes) > MOST_SHAPES:
+                self.shapes, self._apart = self.shapes[::2], 2 * self._apart
         if self._trained.calls < TRAINING_CALLS:
             self._trained.add(shape)
 
@@ -192,7 +199,7 @@ class InputSizes(Fields):
         if not elements_of(shape):
             shape = largest_shape(inputs)
         if shape:
-            self.rows.add_training(shape)
+            self.rows.add_training(shape, update)
             if len(self._seen) < MOST:
                 self._seen.append((update, elements_of(shape)))
 

@@ -224,6 +224,25 @@ def test_memory_leak_is_found(tmp_path: Path) -> None:
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
 
 
+@pytest.mark.parametrize("arguments", [(), ("fixed",), ("short",)])
+def test_a_log_that_is_written_again_is_named_with_what_adding_a_line_saves(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    stdout, report = outcome_of("rewritten_log", tmp_path, NOISE, *arguments, **OFTEN)
+    findings = [each for each in report["findings"] if each["code"] == "growing-work"]
+    if arguments:
+        assert findings == []
+        return
+    change = report["step_time"]["change"] or report["step_time"]["halves"]
+    if not any(line["samples"] >= 10 for line in change["lines"].get("other", ())):
+        pytest.skip("this machine was too busy for enough samples of lines")
+    (finding,) = findings
+    assert finding["evidence"]["variable"] == "history"
+    assert finding["evidence"]["lines"].startswith(line_of("rewritten_log", "json.dump(history"))
+    assert finding["fix"].startswith("Append what is new to the file")
+    assert 0.4 * truth_of(stdout)["written"] < finding["saving_share"] < truth_of(stdout)["written"] + 0.1
+
+
 @pytest.mark.parametrize("arguments", [(), ("small",), ("fixed",), ("replay",)])
 def test_a_variable_that_keeps_what_memory_grows_by_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     _, report = outcome_of("kept_outputs", tmp_path, DEFAULT, *arguments, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")

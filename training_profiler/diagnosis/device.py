@@ -232,7 +232,7 @@ def _growing(
         )
         evidence |= {"variable": kept.name, "lines": kept.place, "first": first, "last": last}
         bounded = f"Keep less in {kept.name} at {kept.place}: the last elements alone, numbers for tensors, or a file"
-        if kept.are_tensors:
+        if kept.are_tensors and kept.element_bytes < 2**16:
             bounded = (
                 f"Keep numbers in {kept.name} at {kept.place} (.item()), or less: tensors that are kept also "
                 "leave gaps between them in memory"

@@ -295,3 +295,25 @@ def test_trainer_with_both_can_be_pickled_and_saves_the_same_checkpoint(runs: Ru
     both = pickle.loads(pickle.dumps([trainer.profiler, *trainer.callbacks]))
     trainer_with(profiler=both[0], callbacks=both[1:2]).fit(Model(), data(2))
     assert [report["steps"] for report in runs.reports()] == [4, 4]
+
+
+class Keeping(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[torch.Tensor] = []
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.outputs.append(torch.zeros(50_000) + self.layers(batch[0]).detach()[0])
+        return self(batch)
+
+
+def keep(model: Keeping) -> None:  # no test, whose variables pytest uses
+    trainer_with(max_epochs=1, limit_val_batches=0, **make("profiler", monitor_s=0.05)).fit(model, data(800))
+
+
+def test_outputs_that_a_module_keeps_are_named_as_what_memory_grows_by(runs: Runs) -> None:
+    keep(Keeping())
+    (finding,) = (each for each in runs.report()["findings"] if each["code"] == "memory-growth")
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "self.outputs.append" in text)
+    assert finding["evidence"]["variable"] == "model.outputs"
+    assert finding["evidence"]["lines"] == f"test_lightning.py:{line}"

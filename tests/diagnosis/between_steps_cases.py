@@ -142,6 +142,9 @@ LONGER = seconds("validation_epoch", 40.0)
 ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
 ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)
 TRAINER = replace(ENVIRONMENT, share=0.5, inside="lightning/loops/fit_loop.py:484 _FitLoop.on_advance_end")
+SAVES = "callback on_train_epoch_end (ModelCheckpoint) > saving"
+WRITES = replace(ENVIRONMENT, function="report", called={"writer.writerow": 0.2})
+LOADS = replace(ENVIRONMENT, function="sample_pairs", called={"json.load": 0.2})
 PLOTS = replace(ENVIRONMENT, function="Plotter.on_epoch_end", phase="callback on_epoch_end (Plotter)")
 IMPORTS = LineStats("dqn.py", 2, "<module>", 0.05, 10)
 
@@ -269,7 +272,10 @@ SAYS = {
     "short-epochs": {
         "what stands between them": in_epochs(20),
         "a trainer's checkpoints": in_epochs(
-            20, saves_s=5.0, phases={"callback on_train_epoch_end (ModelCheckpoint) > saving": 0.2}
+            20,
+            saves_s=5.0,
+            phases={SAVES: 0.2},
+            settled_lines={OUTSIDE_STEPS: (replace(TRAINER, share=0.2, phase=SAVES), replace(TRAINER, share=0.1))},
         ),
         "the program's own checkpoints": in_epochs(20, saves_s=15.0),
     },
@@ -278,6 +284,12 @@ SAYS = {
         "an agent that acts": run_outside(),
         "passes of steps are not its lines": run_outside(1.0, 60.0, lines=(replace(ENVIRONMENT, share=0.6),)),
         "callbacks at the ends of epochs": run_outside(0.0, 25.0, lines=(PLOTS, replace(ENVIRONMENT, share=0.05))),
+        "the end of each epoch writes": in_epochs(20, settled_lines={OUTSIDE_STEPS: (WRITES,)}, saves_s=5.0),
+        "the end of each epoch reads": in_epochs(20, settled_lines={OUTSIDE_STEPS: (LOADS,)}),
+        "beside what a trainer does there": in_epochs(
+            20, settled_lines={OUTSIDE_STEPS: (TRAINER, WRITES)}, rest_s=60.0
+        ),
+        "data that the program makes again": in_epochs(20, settled_lines={OUTSIDE_STEPS: (ENVIRONMENT,)}),
         "one kind": run_outside(0.0, 50.0, lines=(replace(ENVIRONMENT, share=0.5),)),
         "a part of the run in no section, without passes": run_outside(passes_s=15.0, rest_s=20.0),
     },
@@ -338,12 +350,11 @@ SILENT = {
     },
     "outside-steps": {
         "short epochs have their own rule": in_epochs(20),
-        "most in steps": run_outside(passes_s=24.0, rest_s=15.0),
+        "most in steps": run_outside(passes_s=24.0, rest_s=9.0),
         "start-up": run_outside(rest_s=0.0, passes_s=0.0, before_s=90.0),
         "no lines": run_outside(lines=(), passes_s=0.5, rest_s=80.0),
-        "few samples": run_outside(lines=(replace(ENVIRONMENT, samples=9),), passes_s=0.5, rest_s=80.0),
-        "a notebook between cells": run_outside(0.5, 90.0, lines=(replace(ENVIRONMENT, share=0.14),)),
-        "a short run": replace(run_outside(passes_s=5.0, rest_s=3.0), wall_s=12.0),
+        "few samples": run_outside(lines=(replace(ENVIRONMENT, samples=29),), passes_s=0.5, rest_s=80.0),
+        "a notebook between cells": run_outside(0.5, 90.0, lines=(replace(ENVIRONMENT, share=0.09),)),
         "no steps": replace(run_outside(), step=None),
     },
     "rollout-heavy": {

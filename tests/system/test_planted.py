@@ -92,6 +92,23 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
     assert first["evidence"]["count"] == 150
 
 
+def test_what_the_end_of_each_epoch_writes_is_named_with_its_line(tmp_path: Path) -> None:
+    for name in ("profiled", "plain", "fixed"):
+        (tmp_path / name).mkdir()
+    _, report = outcome_of("written_history", tmp_path / "profiled", NOISE, **OFTEN)
+    finding = find(report["findings"], "outside-steps")
+    assert "printing and writing (writer.writerow()" in finding["finding"]
+    assert "written_history.py:21 write_history" in finding["finding"]
+    assert finding["fix"].startswith("Do it in each 10th epoch")
+    plain_s, fixed_s = (
+        truth_of(execute_forked(tmp_path / "plain", str(PLANTED / "written_history.py"), *way).stdout)["cpu_s"]
+        for way in ((), ("--fixed",))
+    )
+    assert finding["evidence"]["share_of_training"] * 0.9 == pytest.approx(1 - fixed_s / plain_s, abs=0.2)
+    report = outcome_of("written_history", tmp_path / "fixed", NOISE, "--fixed", **OFTEN)[1]
+    assert "outside-steps" not in [each["code"] for each in report["findings"]]
+
+
 def line_of(program: str, text: str) -> str:
     """Return the file and line at which ``text`` stands in a planted training."""
     lines = (PLANTED / f"{program}.py").read_text().splitlines()

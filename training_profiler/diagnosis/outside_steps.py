@@ -1,17 +1,17 @@
 """Rules about time outside of training steps: before the first one, and between them."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from training_profiler.base.framework_frames import CALLBACK
-from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD_WITHOUT_GRAD
+from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD_WITHOUT_GRAD, WITHIN
 from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text, time_text
-from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
-from training_profiler.diagnosis.places import places_text
+from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
+from training_profiler.diagnosis.places import activities, places_named, places_text, spent_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_run, found, has_enough_steps
-from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
+from training_profiler.model.snapshot import OUTSIDE_STEPS, PROFILER, LineStats, Snapshot
 
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 AS_LONG: Final = 10  # times: epochs after the change, or between two checkpoints
@@ -136,9 +136,12 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
         is_lightning = any("ModelCheckpoint" in phase for phase in phases)
         text = f"ModelCheckpoint(every_n_epochs={AS_LONG})" if is_lightning else f"save each {AS_LONG}th epoch"
         actions.insert(0, Action(text, (Change.LESS_OUTPUT,), part))
-    mostly = next(
-        (f", mostly in {phase}" for phase, part in phases.items() if part * snapshot.wall_s > 0.5 * seconds), ""
-    )
+    parts = defaultdict[str, float](float, {CHECKPOINTING: saves_s})
+    for line in lines:
+        parts[line.phase] += line.share * snapshot.wall_s if line.inside and line.phase else 0.0
+    ordered = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    named = ", ".join(f"{name} {min(1.0, its_s / seconds):.0%}" for name, its_s in ordered if its_s >= 0.1 * seconds)
+    mostly = f": {named}" if named else ""
     return found(
         f"{share:.0%} of the training time lies between its steps; {epochs} epochs of {step.count / epochs:.3g} steps "
         f"take {time_text(seconds / epochs)} each to end and begin again{mostly}",
@@ -149,18 +152,23 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "outside-steps", 0.40, saving=Saving.RUN, saves=(0.0, 1.0), changes=(Change.CHEAPER_LINES,)
-)  # share of the run
+    "outside-steps",
+    threshold=0.10,  # of the training time
+    saving=Saving.RUN,
+    label="BETWEEN STEPS",
+    saves=lambda finding, _: (0.0, 1.0) if Change.CHEAPER_LINES in finding.changes else (0.5, 1.1),
+    changes=(Change.CHEAPER_LINES,),
+)
 def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag time after the first step in no section or in forward passes, but in no step: over 40 % of the run and 10 s.
+    """Flag time between steps in no section, by what it is spent on and where: over 10 % of the training time.
 
-    What is in no section alone counts from 15 % and 3 s on, with half of it as its saving. Time in no line of the
-    program is left out, such as that of a notebook between two cells. None where no lines are known.
+    Forward passes between steps count where both take over 40 % and 10 s, as of an agent that acts. Time in no line of
+    the program is left out, such as that of a notebook between two cells. None where no lines are known.
     """
     step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
     if step is None or step.before_s is None or outside is None:
         return None
-    if not snapshot.wall_s or not has_enough_steps(snapshot) or short_epochs(snapshot, snapshot.thresholds) is not None:
+    if not snapshot.training_s or not has_enough_steps(snapshot):
         return None
     passes: dict[str, float] = {
         name: section.self_s - section.step_self_s
@@ -168,38 +176,71 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         if (section := snapshot.sections.get(name)) is not None
     }
     lines = list(snapshot.settled_lines.get(OUTSIDE_STEPS, ()))
+    if short_epochs(snapshot, snapshot.thresholds) is not None:  # it has those of trainers
+        lines = [line for line in lines if not line.inside]
     seen_s = sum(line.share for line in lines) * snapshot.wall_s
     rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s)), sum(passes.values())
-    share = (rest_s + passes_s) / snapshot.wall_s
-    is_most = share > threshold and rest_s + passes_s > 10
+    share = (rest_s + passes_s) / snapshot.training_s
+    is_most = share > 0.40 and rest_s + passes_s > 10
     if not is_most:
-        passes, passes_s, share = {}, 0.0, rest_s / snapshot.wall_s
-        if share <= 0.15 or rest_s <= 3:
-            return None
+        passes, passes_s, share = {}, 0.0, rest_s / snapshot.training_s
     for name, seconds in passes.items():
         if seconds >= 0.8 * snapshot.sections[name].self_s:  # outside steps: its lines are those of that time
             lines += snapshot.lines.get(name, ())
-    if sum(line.samples for line in lines) < 30:
+    if share <= threshold or sum(line.samples for line in lines) < 30:
         return None
-    ordered = tuple(sorted(lines, key=lambda line: -line.share))
-    text, fix = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share), DO_ONCE
+    seconds, lines = rest_s + passes_s, sorted(lines, key=lambda line: -line.share)
+    text = places_text(places_named(lines, seconds / snapshot.wall_s), seconds / snapshot.wall_s)
     if not text:
         return None
-    seconds = rest_s + passes_s
-    saving_s = seconds * (1.0 if is_most else 0.5)  # as of other lines that are in no section
-    in_callbacks = sum(line.share for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase)
-    if in_callbacks > 0.5 * sum(line.share for line in lines):
-        saving_s = min(seconds, in_callbacks * snapshot.wall_s) * (1 - 1 / AS_LONG)
-        fix = Fix(f"In these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
+    spent, fix, part = _avoided(snapshot, lines, seconds / snapshot.wall_s)
+    if (saving_s := seconds * (1.0 if is_most and not spent else part)) < MIN_SAVING_S:
+        return None
     return found(
-        f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
-        {"share_of_run": share, "threshold": threshold, "seconds": seconds, "lines": text},
+        f"{share:.1%} of the training time lies between its steps{_of(passes_s, rest_s, snapshot.training_s)}"
+        f"{spent}: {text}{_beside(snapshot, (*passes, OUTSIDE_STEPS, PROFILER))}",
+        {"share_of_training": share, "threshold": threshold, "seconds": seconds, "lines": text},
         fix,
         saving_s=saving_s,
     )
 
 
-def _of(passes_s: float, rest_s: float, wall_s: float) -> str:
+def _avoided(snapshot: Snapshot, lines: Sequence[LineStats], of: float) -> tuple[str, str, float]:
+    """Return what the share ``of`` of the run is spent on, what to do about it, and the part that this saves."""
+    in_callbacks = sum(line.share for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase)
+    spent, rarer_part = activities(of, lines, has_forward=True), 1 - 1 / AS_LONG
+    text = f", {spent_text(spent)}" if spent else ""
+    if in_callbacks > 0.5 * sum(line.share for line in lines):
+        fix = Fix(f"In these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
+        return text, fix, min(1.0, in_callbacks / of) * rarer_part
+    epochs, steps = max(len(snapshot.epochs), snapshot.program.epochs), snapshot.step.count if snapshot.step else 0
+    has_ends = AS_LONG <= epochs < steps
+    if not spent:  # as of other lines that are in no section
+        rarer = f"; where they only report, run them in each {AS_LONG}th epoch" if has_ends else ""
+        return "", Fix(DO_ONCE + rarer, (Change.CHEAPER_LINES,)), 0.5
+    fixes, part = [each.activity.fix for each in spent], min(1.0, sum(each.lines_part for each in spent))
+    if has_ends and {Change.LESS_OFTEN, Change.LESS_OUTPUT} & set(fixes[0].changes):
+        fix, part = (
+            Fix(f"Do it in each {AS_LONG}th epoch, or once at the end", (Change.LESS_OUTPUT,)),
+            part * rarer_part,
+        )
+        return text, fix, part
+    return text, joined(fixes), part
+
+
+def _beside(snapshot: Snapshot, known: Iterable[str]) -> str:
+    """Return the other sections with 2 % of the training time between steps, largest first."""
+    parts = defaultdict[str, float](float)
+    for section in snapshot.sections.values():
+        name = section.name.partition(WITHIN)[0]
+        if name not in known:
+            parts[name] += max(0.0, section.training_s - section.step_self_s) / snapshot.training_s
+    ordered = sorted(parts.items(), key=lambda part: -part[1])[:4]
+    named = [f"{name} {part:.0%}" for name, part in ordered if part >= 0.02]
+    return f"; between steps are also {', '.join(named)}" if named else ""
+
+
+def _of(passes_s: float, rest_s: float, of_s: float) -> str:
     parts = {"in forward passes": passes_s, "in no section": rest_s}
-    seen = {what: f"{seconds / wall_s:.1%} {what}" for what, seconds in parts.items() if seconds >= 0.01 * wall_s}
-    return f", {next(iter(seen))}" if len(seen) == 1 else f": {', '.join(seen.values())}"
+    seen = {what: f"{seconds / of_s:.1%} {what}" for what, seconds in parts.items() if seconds >= 0.01 * of_s}
+    return f", {next(iter(seen))}" if len(seen) == 1 else f" ({', '.join(seen.values())})"

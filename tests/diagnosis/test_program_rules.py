@@ -14,6 +14,7 @@ from training_profiler.model.program import (
     CallSite,
     CompileFacts,
     ComputedWeights,
+    ConstantLine,
     CpuSpeed,
     ForwardFacts,
     KeptGraphs,
@@ -25,7 +26,7 @@ from training_profiler.model.program import (
     RepeatFacts,
     SliceFacts,
 )
-from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
+from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, Throughput
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 CPU = CpuSpeed("float32", 50.0, 3e-6)
@@ -188,6 +189,19 @@ CELL = GRU._replace(kind="GRUCell", part=0.9, loop=0.95, work=LITTLE)
 WEIGHTS = ComputedWeights("turn.weight", 1, 8.0, 0.6, 0.7, "model.py:10")
 
 
+CONSTANTS = (ConstantLine("model.py", 10, "mask", 4, True), ConstantLine("model.py", 12, "mask", 12, True))
+TABLE = ConstantLine("train.py", 31, "main", 1)
+
+
+def with_constants(*constants, samples=100, section="forward_pass", **line):
+    """Return a run in which a loop that fills a mask has 40% of a section."""
+    run = run_with(OPERATORS._replace(constants=constants), {"forward_pass": 0.4, "backward_pass": 0.2})
+    share = run.sections[section].share
+    made = LineStats(**{"file": "model.py", "line": 11, "function": "mask", **line}, share=0.4 * share, samples=samples)
+    other = LineStats("model.py", 38, "Net.forward", 0.6 * share, 100)
+    return replace(run, lines={section: (other, made)})
+
+
 PADDED = PaddingFacts(24, 0.86, 0.91, 0.67, 0.84, 0.98, "padding_idx=0", "train.py:28 collate")
 GROUPED = PADDED._replace(padding=0.45, worst=0.6, to_longest=0.0, grouped=0.4, what="the mask")
 FACTS = ProgramFacts(ADAM, cpu=CPU, operators=200, padding=PADDED)
@@ -321,6 +335,11 @@ SAYS = {
         "one weight": with_facts(weights=WEIGHTS),
         "several weights": with_facts(weights=WEIGHTS._replace(weights=3)),
     },
+    "computed-constants": {
+        "a function": with_constants(*CONSTANTS),
+        "a comprehension in it": with_constants(*CONSTANTS, function="mask.<locals>.<listcomp>"),
+        "a line outside of modules": with_constants(TABLE, section=OTHER, file="train.py", line=31, function="main"),
+    },
     "time-step-loop": {
         "a layer": with_facts(recurrent=GRU),
         "a cell": with_facts(recurrent=GRU._replace(kind="LSTMCell", work=LITTLE)),
@@ -359,6 +378,7 @@ SILENT = {
         "a loop over steps": with_facts(recurrent=GRU),
         "a cell that no layer computes faster": with_facts(recurrent=CELL),
         "operators of weights that are computed again": with_facts(weights=WEIGHTS),
+        "operators of a mask that is made again": with_constants(*CONSTANTS),
     },
     "double-precision": {dtype: run_with(ProgramFacts(ADAM), dtype=dtype) for dtype in ("float32", "bfloat16", "")},
     "repeated-backward": {
@@ -392,6 +412,12 @@ SILENT = {
     "computed-weights": {
         "none": with_facts(weights=None),
         "it takes no time": with_facts(weights=WEIGHTS._replace(part=0.03, part_of_backward=0.02)),
+    },
+    "computed-constants": {
+        "none": with_constants(),
+        "another line of a function": with_constants(CONSTANTS[0]._replace(is_whole=False)),
+        "few samples": with_constants(*CONSTANTS, samples=9),
+        "a library calls the loop": with_constants(*CONSTANTS, inside="lib/fit.py:9 fit"),
     },
     "time-step-loop": {
         "an input depends on outputs": with_facts(recurrent=GRU._replace(is_known=False)),

@@ -17,7 +17,7 @@ from training_profiler.inspections.growth import GrowthWatch
 from training_profiler.inspections.repeated_forward import RepeatedForward
 from training_profiler.model.program import KeptGraphs
 
-STEPS = 30
+STEPS = 40
 METHODS = ("call_begins", "call_ends", "update_ends", "backward_ends")  # shadowed early
 
 

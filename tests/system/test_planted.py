@@ -176,6 +176,23 @@ def test_weights_that_are_computed_again_are_found_with_what_keeping_them_saves(
     assert finding["evidence"]["share_of_step"] == pytest.approx(1 - cached_s / plain_s, abs=0.15)
 
 
+def test_what_each_forward_pass_builds_again_is_found_with_what_keeping_it_saves(tmp_path: Path) -> None:
+    for name in ("built", "kept", "noisy"):
+        (tmp_path / name).mkdir()
+    stdout, report = outcome_of("built_again", tmp_path / "built", NOISE, **OFTEN)
+    finding, truth = find(report["findings"], "computed-constants"), truth_of(stdout)
+    assert "positions" in finding["evidence"]["lines"]
+    for name in ("kept", "noisy"):
+        _, report = outcome_of("built_again", tmp_path / name, NOISE, f"--{name}", **OFTEN)
+        assert "computed-constants" not in [each["code"] for each in report["findings"]]
+    plain, kept = (
+        truth_of(execute_forked(tmp_path, str(PLANTED / "built_again.py"), *way, is_profiled=False).stdout)
+        for way in ((), ("--kept",))
+    )
+    assert truth["loss"] == plain["loss"] == kept["loss"]
+    assert finding["evidence"]["share_of_step"] == pytest.approx(1 - kept["cpu_s"] / plain["cpu_s"], abs=0.2)
+
+
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:
     finding = find(findings_of("detached_teacher", tmp_path, NOISE, **OFTEN), "unused-graphs")
     assert "80% of them" in finding["finding"]

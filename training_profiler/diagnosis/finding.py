@@ -103,6 +103,7 @@ class Change(Enum):
     DETACH = "no kept graphs", EXACT
     LESS_PADDING = "less padding", CLOSE, DROPOUT
     CACHED_WEIGHTS = "parametrize.cached", CLOSE, "if the parametrization keeps no state"
+    COMPUTED_ONCE = "constants computed once", EXACT
     DETACHED_STATE = "a detached state", EXACT_IF, "if the optimizer trains nothing that the state is computed from"
     NAN_FILTER = "logging_nan_inf_filter", EXACT
     OTHER_PROCESS = "work in another process", EXACT

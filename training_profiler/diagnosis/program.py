@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, FORWARD_WITHOUT_GRAD, OPTIMIZER_STEP
 from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
-from training_profiler.diagnosis.places import loops, place_of_most, places_text
+from training_profiler.diagnosis.places import loops, place_of_most, places_named, places_text
 from training_profiler.diagnosis.registry import (
     RULES,
     Saving,
@@ -17,7 +17,7 @@ from training_profiler.diagnosis.registry import (
     per_step,
 )
 from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
-from training_profiler.model.snapshot import OTHER, Snapshot
+from training_profiler.model.snapshot import OTHER, LineStats, Snapshot
 
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
@@ -272,6 +272,54 @@ def computed_weights(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
+    "computed-constants",
+    threshold=0.05,  # of step time
+    label="COMPUTED AGAIN",
+    claims=lambda finding: (str(finding.evidence["section"]),),
+    saves=(0.7, 1.1),
+    changes=(Change.COMPUTED_ONCE,),
+    explains_idle=True,
+)
+def computed_constants(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag lines that compute the same in each forward pass from unchanged input, such as masks and positions.
+
+    Their time is that of their samples. None where the device takes the time of forward passes.
+    """
+    if not snapshot.program.constants or snapshot.is_by_device(FORWARD_PASS):
+        return None
+    whole = {(line.file, line.function) for line in snapshot.program.constants if line.is_whole}
+    single = {(line.file, line.line) for line in snapshot.program.constants}
+    found = [
+        (name, line)
+        for name in (FORWARD_PASS, FORWARD_WITHOUT_GRAD, OTHER)
+        for line in snapshot.lines_of_steps(name)
+        if not line.inside and ((line.file, line.line) in single or _function(line) in whole)
+    ]
+    found.sort(key=lambda each: -each[1].share)
+    share, lines = sum(line.share for _, line in found), [line for _, line in found]
+    cost = cost_of_steps(snapshot, threshold, share * snapshot.wall_s)
+    if sum(line.samples for line in lines) < 10:  # fewer may be chance
+        return None
+    section, hottest = found[0]
+    its_lines = [each for each in snapshot.program.constants if (each.file, each.function) == _function(hottest)]
+    times = min((each.times for each in its_lines), default=1)
+    text = places_text(places_named(lines, share), share)
+    keep = 'self.register_buffer("...", ..., persistent=False) in __init__' if section != OTHER else "before the loop"
+    return cost.finding(
+        f"The same is computed {'again' if times == 1 else f'{times} times'} in each step, from unchanged input "
+        f"({cost.per_step} per step): {text}",
+        f"Compute it once, {keep}; where lengths vary, for the longest, and take a part of it",
+        times=times,
+        section=section,
+        lines=text,
+    )
+
+
+def _function(line: LineStats) -> tuple[str, str]:
+    return line.file, line.function.partition(".<locals>.<")[0]  # that a comprehension is in
+
+
+@RULES.rule(
     "small-operators",
     threshold=0.25,  # of step time that fewer operators would save
     claims=lambda finding: (OTHER if "outside_modules" in finding.evidence else FORWARD_PASS, BACKWARD_PASS),
@@ -312,7 +360,10 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     operator_s = computing_s * max(0.0, 1 - cpu_loss(snapshot.machine).all) / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
-    if any(rule(snapshot, snapshot.thresholds) is not None for rule in (time_step_loop, computed_weights)):
+    if any(
+        rule(snapshot, snapshot.thresholds) is not None
+        for rule in (time_step_loop, computed_weights, computed_constants)
+    ):
         return None
     potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
     if program.forward is not None:

@@ -13,6 +13,7 @@ from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
 from training_profiler.inspections.repeated_forward import RepeatedForward, RepeatedWeights, SlicedBatches
+from training_profiler.inspections.same_again import SameAgain
 from training_profiler.inspections.unused import GradientUse, GraphUse
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
@@ -38,6 +39,7 @@ class EarlySteps:
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
         self._weights = RepeatedWeights(program)
+        self._again = SameAgain(context)  # afterwards: others do not look where a mode is on
         self._inspections: dict[str, Inspection] = {  # by the name of their facts
             "repeats": self._repeats,
             "frozen": self._frozen,
@@ -72,7 +74,7 @@ class EarlySteps:
             nonlocal began_ns
             self._calls += 1
             if self._open is None and (self._calls > MOST_CALLS or self._spent_ns > MOST_NS):
-                self.stop()
+                self._end()
             if function or self._is_done or self._open is not None:
                 return call_begins(module, inputs, may_explore, caller, function)
             with self._looking():  # before the call's span
@@ -116,7 +118,8 @@ class EarlySteps:
                 self._graphs.update_ends(optimizer)
                 _attempt(self._gradients.update_ends, optimizer, self._steps)
                 if self._graphs.is_over and self._steps > STEPS:
-                    self.stop()
+                    self._end()
+                    _attempt(self._again.begin, detector)
 
         def seen_backward_ends() -> None:
             backward_ends()
@@ -162,7 +165,11 @@ class EarlySteps:
         self._spent_ns += perf_counter_ns() - begin_ns
 
     def stop(self) -> None:
-        """Restore the detector."""
+        """Restore the detector for good."""
+        self._end()
+        self._again.stop()
+
+    def _end(self) -> None:
         if self._shadow is not None and not self._is_done:
             self._is_done, self._open = True, None
             self._follow_no_more()
@@ -190,7 +197,9 @@ class EarlySteps:
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
         found = {name: each.facts(self._steps) for name, each in self._inspections.items()}
-        return facts._replace(graphs=self._graphs.facts(), grown=self._growth.facts(), **found)
+        return facts._replace(
+            graphs=self._graphs.facts(), grown=self._growth.facts(), constants=self._again.lines, **found
+        )
 
 
 def _goes_on(call: Following) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from training_profiler.base.backends import CUDA
 from training_profiler.base.units import NS_PER_S
+from training_profiler.inspections.inspection import dispatch_mode
 from training_profiler.instrumentation.loop_detection.modules import plain_classes
 from training_profiler.model.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 
@@ -291,7 +292,6 @@ def _formulas(aten: Any) -> dict[Any, Callable[..., int]]:
 
 def counting_mode(counts: Operations) -> Any:
     """Return a dispatch mode that runs each operation unchanged and adds it to ``counts``."""
-    base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     without_flops, clock, tensor = counts.without_flops, time.perf_counter_ns, sys.modules["torch"].Tensor
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -304,10 +304,4 @@ def counting_mode(counts: Operations) -> Any:
         counts.add(func, types, args, kwargs or {}, out)
         return out
 
-    members = {
-        "__torch_dispatch__": dispatch,
-        "supports_higher_order_operators": True,
-        # Without it torch would import its compiler, which takes seconds.
-        "_should_skip_dynamo": classmethod(lambda _: False),
-    }
-    return type("FlopMode", (base,), members)()
+    return dispatch_mode("FlopMode", dispatch)

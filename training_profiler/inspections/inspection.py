@@ -101,6 +101,18 @@ def hooks_of_all(begins: Callable[..., None], ends: Callable[..., None]) -> Iter
             handle.remove()
 
 
+def dispatch_mode(name: str, dispatch: Callable[..., Any]) -> Any:
+    """Return a dispatch mode that calls ``dispatch`` for each operation."""
+    base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    members = {
+        "__torch_dispatch__": dispatch,
+        "supports_higher_order_operators": True,
+        # Without it torch would import its compiler, which takes seconds.
+        "_should_skip_dynamo": classmethod(lambda _: False),
+    }
+    return type(name, (base,), members)()
+
+
 def mode_stack() -> list[Any]:
     """Return the active dispatch modes of this thread, outermost first."""
     stack: list[Any] = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode_stack()

@@ -144,6 +144,16 @@ class ComputedWeights(NamedTuple):
     place: str = ""  # the user's line that uses a weight first
 
 
+class ConstantLine(NamedTuple):
+    """A line whose operations made the same in each forward pass that was looked at."""
+
+    file: str  # as reports name it
+    line: int
+    function: str
+    times: int  # in each pass
+    is_whole: bool = False  # all operations of the function did
+
+
 class SliceFacts(NamedTuple):
     """Calls of a module with a part of the rows of a tensor, in the steps that were looked at."""
 
@@ -333,6 +343,7 @@ class ProgramFacts(NamedTuple):
     grown: tuple[Grown, ...] = ()  # the most times, first
     fetched_before: FetchedBefore | None = None  # of the longest pass; None: there were none
     shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()  # of the largest inputs of some forward passes, by update
+    constants: tuple[ConstantLine, ...] = ()  # none, or not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

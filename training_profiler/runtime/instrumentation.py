@@ -355,6 +355,7 @@ class Instrumentation:
 
     def after_fork_in_child(self) -> None:
         """Start again in a forked process; the training before the fork is the parent's."""
+        self.early_steps.stop()  # a mode of its own would stay in the child
         self.context.use_detector(None)
         self._work = Work()
         self._begin_run()

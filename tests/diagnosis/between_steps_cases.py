@@ -184,6 +184,8 @@ def begun(*parts, wall_s=60.0, has_steps=True):
     return replace(run, wall_s=wall_s, startup=StartupStats(total_s, has_steps, parts))
 
 
+OF_TEXTS = replace(TRAINING, data_set="Texts")
+OF_A_CLASS = StartupPart("other code", 9.0, (("train.py:12 Texts.__init__", 8.0),))
 TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
 
 
@@ -260,6 +262,7 @@ SAYS = {
     },
     "slow-startup": {
         "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
+        "the class of a loader's data set": replace(begun(OF_A_CLASS), loaders=(OF_TEXTS,)),
         "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
     },
     "fetched-before-training": {
@@ -324,8 +327,10 @@ SILENT = {
     OF_TRAINING: {"once": training(count=1), "of a validation": starting(prefix="")},
     OF_VALIDATION: {"kept": starting(persistent_workers=True), "none": starting(num_workers=0)},
     "slow-startup": {
-        "half of the run": begun(TOKENIZED, wall_s=80.0),
-        "a short start": begun(StartupPart("data set", 10.0, (("train.py:12 load", 10.0),)), wall_s=11.0),
+        "a tenth of the run": begun(TOKENIZED, wall_s=400.0),
+        "a class of no data set": begun(OF_A_CLASS),
+        "a short one of a data set": begun(replace(TOKENIZED, lines=(("train.py:12 load", 3.0),)), wall_s=11.0),
+        "a short start": begun(StartupPart("other code", 10.0, (("train.py:12 load", 10.0),)), wall_s=11.0),
         "imports": begun(StartupPart("imports", 42.0, (("train.py:1 <module>", 42.0),))),
         "compiling": begun(StartupPart("compile", 42.0, (("train.py:9 <module>", 42.0),))),
         "no line of the program": begun(StartupPart("other code", 42.0)),

@@ -20,38 +20,45 @@ DO_ONCE: Final = (
     "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
     'profile_section("...") to measure them separately'
 )
+LEAST_START_S: Final = {DATA_SET: 3}
+INSTEAD: Final = {DATA_SET: "; or do it for each sample in __getitem__, in workers of its DataLoader"}
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 
 
 @RULES.rule(
     "slow-startup",
-    0.50,
+    0.10,
     saving=Saving.RUN,
     label="SLOW START",
     changes=(Change.KEPT_RESULTS,),
     is_before_training=True,
 )  # share of the run
 def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag preparations that take half of the run before the first step; None for 10 s or less.
+    """Flag preparations before the first step that take a tenth of the run: over 10 s, or 3 s on a loader's data set.
 
     Only lines of the program count, up to three of one kind of preparation.
     """
     startup = snapshot.startup
     if startup is None or not startup.has_steps:
         return None
-    prepared = [(sum(each[1] for each in part.lines), part) for part in startup.parts if part.name in PREPARED]
-    seconds, part = max(prepared, key=lambda each: each[0], default=(0.0, None))
-    cost = cost_of_run(snapshot, threshold, seconds)
-    if part is None or seconds <= 10:  # a trial of a few steps has it, too
+    classes = {loader.data_set for loader in snapshot.loaders} - {""}
+    prepared = defaultdict[str, list[tuple[str, float]]](list)
+    for part in startup.parts:
+        for line, seconds in part.lines if part.name in PREPARED else ():
+            is_of_data = line.partition(" ")[2].partition(".")[0] in classes
+            prepared[DATA_SET if is_of_data else part.name].append((line, seconds))
+    name, lines = max(prepared.items(), key=lambda each: sum(line[1] for line in each[1]), default=("", []))
+    cost = cost_of_run(snapshot, threshold, sum(line[1] for line in lines))
+    if cost.seconds <= LEAST_START_S.get(name, 10):  # a trial of a few steps has it, too
         return None
-    lines = ", ".join(line for line, _ in part.lines)
+    text = ", ".join(line for line, _ in lines)
     return cost.finding(
-        f"Before its first step the program spends {duration_text(seconds)}{PURPOSES.get(part.name, '')}, "
-        f"{cost.share:.0%} of the run so far: {lines}",
-        "If each run repeats it, keep its result in a file and load that",
-        seconds=seconds,
-        lines=lines,
-        part=part.name,
+        f"Before its first step the program spends {duration_text(cost.seconds)}{PURPOSES.get(name, '')}, "
+        f"{cost.share:.0%} of the run so far: {text}",
+        f"If each run repeats it, keep its result in a file and load that{INSTEAD.get(name, '')}",
+        seconds=cost.seconds,
+        lines=text,
+        part=name,
     )
 
 

@@ -69,7 +69,9 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
         _data_loading_efficient(snapshot, problems),
     ]
     largest_s = max((finding.potential_saving_s for finding in findings), default=0.0)
-    findings.sort(key=lambda finding: (not _is_first(finding, largest_s), -finding.potential_saving_s))
+    findings.sort(
+        key=lambda finding: (not _is_first(finding, largest_s), _is_last(finding), -finding.potential_saving_s)
+    )
     findings = cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
 
@@ -79,6 +81,11 @@ def _is_first(finding: Finding, largest_s: float) -> bool:
     if finding.code != machine.MACHINE_BUSY or float(finding.evidence["lost_share"]) >= 0.4:
         return row_of(finding).is_first
     return finding.potential_saving_s >= largest_s
+
+
+def _is_last(finding: Finding) -> bool:
+    """Return whether a finding stands after smaller ones: a start that is less than half of a run, as of a trial."""
+    return finding.code == "slow-startup" and float(finding.evidence["share_of_run"]) < 0.5
 
 
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:

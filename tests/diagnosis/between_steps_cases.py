@@ -170,12 +170,14 @@ def run_outside(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), 
     )
 
 
-def in_epochs(epochs, *, saves_s=0.0, phases=None, rest_s=25.0, **changes):
+def in_epochs(epochs, *, saves_s=0.0, phases=None, rest_s=25.0, calls=(), **changes):
     """Return the run of 100 s and 100 steps in so many epochs, with checkpoints between them."""
     run = run_outside(passes_s=0.0, rest_s=rest_s, lines=(TRAINER,))
     saves = replace(run.sections["backward_pass"], name="checkpointing", self_s=saves_s, step_self_s=0.0)
     sections = run.sections | ({"checkpointing": saves} if saves_s else {})
-    return replace(run, program=ProgramFacts(epochs=epochs), sections=sections, phases=phases or {}, **changes)
+    return replace(
+        run, program=ProgramFacts(epochs=epochs, calls=calls), sections=sections, phases=phases or {}, **changes
+    )
 
 
 def begun(*parts, wall_s=60.0, has_steps=True):
@@ -281,6 +283,7 @@ SAYS = {
             settled_lines={OUTSIDE_STEPS: (replace(TRAINER, share=0.2, phase=SAVES), replace(TRAINER, share=0.1))},
         ),
         "the program's own checkpoints": in_epochs(20, saves_s=15.0),
+        "those of Hugging Face's trainer": in_epochs(20, saves_s=15.0, calls=(BY_TRAINER,)),
     },
     "outside-steps": {
         "long epochs": in_epochs(10, step=replace(run_outside().step, total_s=11.0)),

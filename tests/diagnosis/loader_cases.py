@@ -82,6 +82,7 @@ WORKERS = with_two(wait_s=3.0, num_workers=2)
 TRAIN = CallFacts(LOADER, "DataLoader", CallSite("train.py", 41), (("num_workers", "0"), ("pin_memory", "False")))
 VALIDATE = CallFacts(LOADER, "DataLoader", CallSite("train.py", 44), (("num_workers", "4"),))
 IN_LIBRARY = TRAIN._replace(site=CallSite("train.py", 9, inside="acme/data.py:7 make"))
+OF_TRAINER = TRAIN._replace(site=CallSite("train.py", 9, inside="transformers/trainer.py:812 get_loader"))
 ADAM = CallFacts(OPTIMIZER, "Adam", CallSite("train.py", 50), (("fused", "None"),))
 SGD = CallFacts(OPTIMIZER, "SGD", CallSite("train.py", 52), (("fused", "None"),))
 
@@ -139,6 +140,7 @@ SAYS = {
         "one of two loaders has a call": waiting((TRAIN, VALIDATE)),
         "the only call of a loader": waiting((TRAIN, ADAM), ""),
         "a library's call": waiting((IN_LIBRARY,), "train.py:9"),
+        "a call of Hugging Face's trainer": waiting((OF_TRAINER,), "train.py:9"),
         "no call is known": waiting(()),
         "which of two calls is not known": waiting((TRAIN, VALIDATE), ""),
         "the call of an optimizer": waiting((ADAM,), ""),

@@ -22,7 +22,7 @@ from training_profiler.inspections.growth import (
     subnormal_part,
     variables,
 )
-from training_profiler.inspections.kept_graphs import kept_at, lines_that_keep
+from training_profiler.inspections.kept_graphs import kept_at, lines_of_methods, lines_that_keep
 from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, CallSite
 
 STEPS = 40
@@ -340,6 +340,42 @@ def test_variables_of_functions_are_not_kept_alive():
     assert references == 2  # the variable, and the argument
 
 
+TRAINER = """\
+class Handler:
+    def __init__(self, callbacks):
+        self.callbacks = callbacks
+
+class Trainer:
+    def __init__(self, model, callbacks):
+        self.model, self.handler = model, Handler(callbacks)
+
+    def fit(self, step):
+        return step()
+"""
+
+
+class History:
+    def __init__(self):
+        self.losses = [0.5]
+
+
+def test_what_only_the_trainer_of_a_framework_holds_is_looked_at(tmp_path):
+    path = tmp_path / "site-packages" / "framework.py"
+    framework = {"__name__": "framework"}
+    exec(compile(TRAINER, str(path), "exec"), framework)
+
+    class Net(nn.Linear):
+        pass
+
+    def names():
+        return {name: path for name, _, path in variables(sys._getframe(), nn.Module)}
+
+    trainer = framework["Trainer"](Net(4, 4), [History()])
+    found = trainer.fit(names)
+    assert found["History.losses"] == found["Net"] == __file__
+    assert "Trainer.handler" not in found
+
+
 def test_what_raises_does_not_reach_the_training(training):
     class Odd:
         @property
@@ -441,6 +477,35 @@ def test_a_line_that_keeps_no_graph_is_not_found(line):
 def test_a_part_of_the_loss_is_found():
     lines = "losses.append(policy_loss)\nloss = policy_loss + value_loss\nloss.backward()\n"
     assert kept_at(ast.parse(lines), 3) == [1]
+
+
+METHODS = """\
+class Net:
+    def training_step(self, batch, index):
+        {}
+        return {}
+
+    def validation_step(self, batch, index):
+        self.losses.append(loss)
+        return loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "returned", "kept"),
+    [
+        ("self.losses.append(loss)", "loss", "train.py:3"),
+        ("self.total += loss", "{'loss': loss}", "train.py:3"),
+        ("self.total += loss", "(loss, outputs) if both else loss", "train.py:3"),
+        ("self.losses.append(outputs['loss'])", "outputs", "train.py:3"),
+        ("self.losses.append(loss.detach())", "loss", ""),
+        ("self.seen.append(batch)", "self.loss(batch)", ""),
+    ],
+)
+def test_a_method_that_keeps_the_loss_it_returns_to_a_trainer_is_found(tmp_path, line, returned, kept):
+    (tmp_path / "train.py").write_text(METHODS.format(line, returned))
+    assert lines_of_methods(str(tmp_path / "train.py"), "Net") == kept
+    assert lines_of_methods(str(tmp_path / "train.py"), "Other") == ""
 
 
 def test_escapes_in_the_file_are_not_warned_of(tmp_path):

@@ -230,11 +230,8 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         fixed_s = program.cpu.operator_s * program.operators * step.settled_count
     computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
-    callers = [call.site.inside for call in program.calls if call.kind == LOADER]
     # Its loader may be made before the run.
-    is_of_trainer = facts.package == "transformers" or any(
-        each.startswith("transformers/trainer.py") for each in callers
-    )
+    is_of_trainer = facts.package == "transformers" or program.has_hugging_face_trainer
     has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""
     removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
     cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)

@@ -165,11 +165,17 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     is_line = grown.kind == SIZE and line is not None
     before_s, after_s = (line.before_s, line.after_s) if is_line and line else change.sections[section]
+    others = [
+        each
+        for each in change.lines.get(section, ())
+        if is_line and each != line and _is_worked_through(grown, each.line)
+    ]
+    also_s = sum(each.after_s - each.before_s for each in others)
     if change.is_abrupt:
-        saved_s = (after_s - before_s) * (step.count - change.step + 1)
+        saved_s = (after_s - before_s + also_s) * (step.count - change.step + 1)
     else:  # in a straight line, the first step takes as much less than the first half as that than the whole
         first_s = max(0.0, before_s - (after_s - before_s) / 2)
-        saved_s = ((before_s + after_s) / 2 - first_s) * step.settled_count
+        saved_s = ((before_s + after_s) / 2 - first_s + also_s) * step.settled_count
     cost = cost_of_steps(snapshot, threshold, min(saved_s, snapshot.total_of_step_s(section) or 0.0))
     where = line.line if is_line and line else name_of(section)
     first, last = grown.points[0][1], grown.points[-1][1]

@@ -39,6 +39,7 @@ OWN_SECTIONS: Final = Fix(
     (Change.SECTIONS, Change.FEWER_CALLBACKS),
 )
 MORE_STEPS: Final = Fix("Train for more steps, 200 at least: too few samples fell into it to name its lines")
+OF_TRAINER: Final = ("num_workers=", "pin_memory=", "persistent_workers=", "prefetch_factor=")
 CHEAPER_LINES: Final = Fix(
     'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
     (Change.CHEAPER_LINES,),
@@ -164,9 +165,10 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent := activities(of_run, its_lines, has_forward):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    lines = places_text(places_named(its_lines, of_run), of_run)
+    named = places_named(its_lines, of_run)
+    lines, is_of_library = places_text(named, of_run), all(line.inside for line in named)
     if lines:
-        evidence["lines"], fix = lines, CHEAPER_LINES
+        evidence["lines"], fix = lines, IN_A_LIBRARY if is_of_library else CHEAPER_LINES
         message += f": {lines}"
     saving_s = total_s
     if has_forward:
@@ -178,7 +180,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         saving_s = min(saving_s, sum(each.lines_part for each in spent) * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
-    elif not lines:  # a saving needs a cause
+    elif is_of_library and not any(line.phase for line in named):  # a saving needs a cause; a callback can be left out
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
     return found(message, evidence, fix, saving_s=saving_s)
 
@@ -247,13 +249,18 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
 
 
 def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
-    """Return the finding; its fix ends with the call that has to change, if exactly one call is meant."""
+    """Return the finding; its fix ends with the call that has to change, if exactly one call is meant.
+
+    Where a trainer makes the loader, its actions have the arguments of the trainer.
+    """
     row, facts = row_of(finding), snapshot.program.optimizer
     kind = row.call(finding) if callable(row.call) else row.call
     calls = [call for call in snapshot.program.calls if call.kind == kind]
     loader = _loader(finding, snapshot) if kind == LOADER else None
     if loader is not None and loader.made_at:
         calls = [call for call in calls if call.site.place == loader.made_at]
+    if any(call.site.inside.startswith("transformers/trainer.py") for call in calls):
+        finding = replace(finding, fix=Fix(finding.fix, finding.changes, tuple(map(_of_trainer, finding.actions))))
     if kind == OPTIMIZER:  # that with the most parameters, as far as its class shows
         calls = [call for call in calls if facts is not None and call.function == facts.name]
     if len(calls) != 1 or not finding.fix:
@@ -261,6 +268,16 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     text = calls[0].text
     fix = Fix(f"{finding.fix} ({text})", finding.changes, finding.actions)
     return replace(finding, fix=fix, evidence={**finding.evidence, "call": text})
+
+
+def _of_trainer(action: Action) -> Action:
+    """Return what has the effect of an argument of ``DataLoader`` where Hugging Face's trainer calls that."""
+    call, _, arguments = action.text.removesuffix(")").partition("(..., ")
+    named = [each for each in arguments.split(", ") if each.startswith(OF_TRAINER)]
+    text = action.text.replace(" in worker_init_fn", " in the data set's __getitem__")  # which it has an own one for
+    if call == "DataLoader" and arguments and named == arguments.split(", "):
+        text = f"TrainingArguments(..., {', '.join(f'dataloader_{each}' for each in named)})"
+    return action._replace(text=text)
 
 
 def _loader(finding: Finding, snapshot: Snapshot) -> LoaderStats | None:

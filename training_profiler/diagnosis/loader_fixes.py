@@ -187,10 +187,7 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         arguments.append("persistent_workers=True")
     if wanted is not None:
         changes = tuple(change for change in Change if any(each.startswith(f"{change.label}=") for each in arguments))
-        makers = [call.site.inside for call in snapshot.program.calls if call.site.place == loader.made_at]
         text = f"DataLoader(..., {', '.join(arguments)})"
-        if any(inside.startswith("transformers/trainer.py") for inside in makers):
-            text = f"TrainingArguments(..., {', '.join(f'dataloader_{each}' for each in arguments)})"
         yield Action(text, changes, min(1.0, _saved_by_workers(snapshot) / whole))
     lines, line = snapshot.lines_of_steps(DATA_LOADING), _line_of_making(snapshot)
     if plan is None:

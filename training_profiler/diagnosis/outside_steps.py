@@ -99,7 +99,7 @@ def _skipping(snapshot: Snapshot, batches: int) -> Fix:
     if not all(loader.is_map_style for loader in snapshot.loaders if loader.phase == "train"):
         text = "let the data set begin there: by an argument, or state_dict() with torchdata's StatefulDataLoader"
     actions = [Action(text, (Change.SKIPPED_BY_INDEX,))]
-    if any(call.site.inside.startswith("transformers/trainer.py") for call in snapshot.program.calls):
+    if snapshot.program.has_hugging_face_trainer:
         actions.insert(0, Action("TrainingArguments(..., ignore_data_skip=True)", (Change.OTHER_ORDER,)))
     return _either(actions, "If these were trained on before a resume: ")
 
@@ -137,11 +137,17 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
     if share <= threshold or saved_s < MIN_SAVING_S:
         return None
     in_phases_s = min(between_s, sum(part for phase, part in phases.items() if "saving" in phase) * snapshot.wall_s)
-    actions = [Action(f"make epochs {AS_LONG} times as long: RandomSampler(data, num_samples={AS_LONG} * len(data))",
-                      (Change.OTHER_ORDER,))]  # fmt: skip
+    is_hugging_face = snapshot.program.has_hugging_face_trainer
+    longer = f"RandomSampler(data, num_samples={AS_LONG} * len(data))"
+    longer = f"train_dataset=ConcatDataset({AS_LONG} * [data])" if is_hugging_face else longer
+    actions = [Action(f"make epochs {AS_LONG} times as long: {longer}", (Change.OTHER_ORDER,))]
     if (part := (saves_s + in_phases_s) / seconds) >= 0.25:
-        is_lightning = any("ModelCheckpoint" in phase for phase in phases)
-        text = f"ModelCheckpoint(every_n_epochs={AS_LONG})" if is_lightning else f"save each {AS_LONG}th epoch"
+        text = f"save each {AS_LONG}th epoch"
+        if any("ModelCheckpoint" in phase for phase in phases):
+            text = f"ModelCheckpoint(every_n_epochs={AS_LONG})"
+        elif is_hugging_face:
+            steps = round(AS_LONG * step.count / epochs)
+            text = f'TrainingArguments(..., save_strategy="steps", save_steps={steps})'
         actions.insert(0, Action(text, (Change.LESS_OUTPUT,), part))
     parts = defaultdict[str, float](float, {CHECKPOINTING: saves_s})
     for line in lines:

@@ -15,7 +15,15 @@ from time import perf_counter_ns, thread_time_ns
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from training_profiler.inspections.inspection import UserProgram, is_watched
+from training_profiler.inspections.inspection import (
+    LIBRARIES,
+    MOST_FRAMES,
+    UserProgram,
+    file_of,
+    held_under_way,
+    is_watched,
+    locals_of,
+)
 from training_profiler.inspections.kept_graphs import BACKWARD, KEEPERS, MOST_LINES, beside_the_training, tree_of
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
 from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, Grown
@@ -26,7 +34,6 @@ AT_ONCE: Final = 64  # backward passes from which on it sleeps in between, and m
 FREE_NS: Final = 20_000_000  # for looking, and as much again ...
 PART: Final = 200  # ... as this part of the time since then
 OF_PARAMETERS: Final = 2**63  # and above: nodes that add to gradients, which are made once
-MOST_FRAMES: Final = 100
 MOST_NAMES: Final = 1_000
 MOST_MODULES: Final = 500
 MOST_TENSORS: Final = 32  # of a group of an optimizer
@@ -281,38 +288,27 @@ def reach(node: Any, before: int, makers: Mapping[int, str]) -> tuple[int, int, 
 
 
 def variables(frame: FrameType | None, module_class: type) -> Iterator[tuple[str, Any, str]]:
-    """Yield names, values and files of variables of functions under way, and of attributes of what these hold."""
+    """Yield names, values and files of variables of functions under way, and of attributes of what these hold.
+
+    Then comes what a trainer of a framework holds, by the names of classes: no variable of the program may have it.
+    """
     seen: set[int] = set()
+    first = frame
     for _ in range(MOST_FRAMES):
         if frame is None:
-            return
+            break
         code, namespace = frame.f_code, frame.f_globals
         path = os.path.abspath(code.co_filename)
-        is_library = "site-packages" in path or str(namespace.get("__name__")).startswith("training_profiler")
+        is_library = LIBRARIES in path or str(namespace.get("__name__")).startswith("training_profiler")
         if path.endswith(".py") and not is_library:
             if code.co_flags & 1:  # a function's, not those of a module
-                yield from _with_attributes(_locals_of(frame), path, module_class, seen)
+                yield from _with_attributes(locals_of(frame), path, module_class, seen)
             if id(namespace) not in seen:
                 seen.add(id(namespace))
                 yield from _with_attributes(list(namespace.items()), path, module_class, seen)
         frame = frame.f_back
-
-
-def _locals_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the variables of a function under way.
-
-    Before Python 3.13 that makes a dictionary which would keep them alive: it is emptied again, unless the program may
-    use it itself.
-    """
-    code = frame.f_code
-    is_copy = sys.version_info < (3, 13)
-    if is_copy and (sys.gettrace() is not None or {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names)):
-        return []
-    held = frame.f_locals
-    found = list(held.items())
-    if is_copy:
-        held.clear()
-    return found
+    for value in held_under_way(first):
+        yield from _with_attributes([(type(value).__name__, value)], file_of(type(value)), module_class, seen)
 
 
 def _with_attributes(
@@ -331,11 +327,10 @@ def _with_attributes(
                 attributes = dict(object.__getattribute__(inner, "__dict__"))
             except (AttributeError, TypeError):
                 continue
-            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
             of_module = attributes.get("_buffers", {}) if issubclass(kind, module_class) else {}
             for attribute, each in (attributes | of_module).items():
                 if not attribute.startswith("__"):
-                    yield f"{name}.{attribute}", each, os.path.abspath(file) if file else path
+                    yield f"{name}.{attribute}", each, file_of(kind) or path
 
 
 def size_of(value: Any, plain: Any) -> int | None:

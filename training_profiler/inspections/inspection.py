@@ -2,9 +2,12 @@
 
 import contextlib
 import importlib
+import os
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
@@ -14,6 +17,12 @@ from training_profiler.recording.object_identity import ObjectIdentity
 
 DEPTH: Final = 3  # of inputs within inputs
 MOST_MODULES: Final = 64  # of which it is remembered that they have no compiled ones
+LIBRARIES: Final = f"{os.sep}site-packages{os.sep}"
+MOST_HELD: Final = 500  # objects of a trainer that are looked at, all functions under way together
+MOST_LISTED: Final = 32  # of a list
+MOST_FRAMES: Final = 100
+MOST_DEEP: Final = 3  # trainer.callback_handler.callbacks[0]
+NO_TRAINERS: Final = ("torch", "numpy", "training_profiler", *sys.stdlib_module_names)  # their objects hold none
 
 
 class Counts(NamedTuple):
@@ -192,3 +201,72 @@ def generator_state() -> tuple[Any, ...]:
         _, key, position, *_ = numpy_random.get_state()
         of_numpy = key.tobytes(), position
     return random.getstate(), *of_numpy, *(state.numpy().tobytes() for state in states)
+
+
+def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a function under way.
+
+    Before Python 3.13 that makes a dictionary which would keep them alive: it is emptied again, unless the program may
+    use it itself.
+    """
+    code = frame.f_code
+    is_copy = sys.version_info < (3, 13)
+    if is_copy and (sys.gettrace() is not None or {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names)):
+        return []
+    held = frame.f_locals
+    found = list(held.items())
+    if is_copy:
+        held.clear()
+    return found
+
+
+def owner_of(frame: FrameType) -> Any:
+    """Return the object whose method is under way; None of a function, and of a method that calls its class."""
+    if frame.f_code.co_varnames[:1] != ("self",) or package_of(frame.f_globals.get("__name__")) in NO_TRAINERS:
+        return None
+    return next((value for name, value in locals_of(frame) if name == "self"), None)
+
+
+def held_by(owner: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the objects of the program's own classes that a trainer holds, and itself if it is one."""
+    waiting = deque([(owner, 0)])
+    while waiting and len(seen) < MOST_HELD:
+        each, depth = waiting.popleft()
+        kind = type(each)
+        is_list = kind in (list, tuple)
+        if id(each) in seen or (package_of(kind.__module__) in NO_TRAINERS and not is_list):
+            continue
+        seen.add(id(each))
+        path = "" if is_list else file_of(kind)
+        if path and LIBRARIES not in path:
+            yield each
+        if depth and path and LIBRARIES not in path:
+            continue
+        try:
+            inner = each[:MOST_LISTED] if is_list else object.__getattribute__(each, "__dict__").values()
+        except (AttributeError, TypeError):
+            continue
+        waiting.extend((value, depth + 1) for value in list(inner) if depth < MOST_DEEP)
+
+
+def held_under_way(frame: FrameType | None) -> Iterator[Any]:
+    """Yield what the trainers hold whose methods the program has called; not what runs the program itself."""
+    seen: set[int] = set()
+    for _ in range(MOST_FRAMES):
+        is_library = frame is not None and LIBRARIES in frame.f_code.co_filename
+        if frame is None or (frame.f_code.co_name == "<module>" and not is_library):
+            return
+        if is_library:
+            yield from held_by(owner_of(frame), seen)
+        frame = frame.f_back
+
+
+def package_of(module: Any) -> str:
+    """Return the package of a module's name."""
+    return str(module).partition(".")[0]
+
+
+def file_of(kind: type) -> str:
+    """Return the file of the module that a class is of; "" if unknown."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return os.path.abspath(file) if file else ""

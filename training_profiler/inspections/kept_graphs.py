@@ -7,12 +7,14 @@ keeps for anomaly detection. It lives as long as the node. A tensor that is weak
 
 import ast
 import contextlib
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.inspections.inspection import file_of, held_under_way
 from training_profiler.instrumentation.call_sites import CallSites
 from training_profiler.model.program import CallSite, KeptGraphs
 from training_profiler.safety.fault_guard import BackgroundThread
@@ -25,6 +27,7 @@ KEY: Final = "training_profiler"
 MOST_BYTES: Final = BYTES_PER_MIB  # of a source file
 MOST_LINES: Final = 3
 BACKWARD: Final = "backward"
+LOSS_METHODS: Final = ("training_step", "compute_loss", "forward")  # a trainer calls these, and backward() itself
 KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods that keep an argument
 
 
@@ -43,6 +46,7 @@ class GraphMarks:
         self._optimizer = self._updates = 0
         self._followed = self._kept = 0
         self._site: CallSite | None = None
+        self._classes: set[tuple[str, str]] = set()  # files and names of those that the trainer of a framework has
         self._place = ""  # the lines that keep them, once they are found
 
     @property
@@ -56,7 +60,10 @@ class GraphMarks:
             marks = _marked(kwargs.get("tensors", args[0] if args else ()))
             if marks:
                 self._marks.append((self._updates, marks))
-                self._site = self._site or self._calls.site(frame)
+                if self._site is None:
+                    self._site = self._calls.site(frame)
+                    held = held_under_way(frame) if self._site and self._site.inside else ()
+                    self._classes = {(file_of(kind), kind.__name__) for kind in map(type, held)}
 
     def update_ends(self, optimizer: Any) -> None:
         """Check whether a graph that is old by now is alive. Of several optimizers, the first one counts."""
@@ -72,7 +79,8 @@ class GraphMarks:
                 beside_the_training("kept losses", lambda: self._name_lines(self._site))
 
     def _name_lines(self, site: CallSite | None) -> None:
-        self._place = "" if site is None else lines_that_keep(site)
+        of_methods = (lines_of_methods(*each) for each in sorted(self._classes))
+        self._place = "" if site is None else lines_that_keep(site) or next(filter(None, of_methods), "")
 
     def facts(self) -> KeptGraphs | None:
         """Return what was found so far; None where no graph is old enough."""
@@ -131,7 +139,25 @@ def kept_at(tree: ast.Module, line: int) -> list[int]:
         for node in nodes
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == BACKWARD and _covers(node, line)
     ]
-    losses = {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)}
+    return _kept_in(nodes, {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)})
+
+
+def lines_of_methods(path: str, name: str) -> str:
+    """Return the lines, as reports name them, in which methods of a class keep the loss that they return."""
+    with contextlib.suppress(Exception):
+        classes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef) and node.name == name]
+        methods = [each for node in classes for each in node.body if getattr(each, "name", "") in LOSS_METHODS]
+        lines: list[int] = []
+        for method in methods:
+            nodes = list(ast.walk(method))
+            values = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
+            lines += _kept_in(nodes, {name for value in values for name in _bare(value)})
+        return f"{os.path.basename(path)}:{', '.join(map(str, lines[:MOST_LINES]))}" if lines else ""
+    return ""
+
+
+def _kept_in(nodes: list[ast.AST], losses: set[str]) -> list[int]:
+    """Return the lines of a function that keep one of these losses."""
     sums = [
         node.value
         for node in nodes
@@ -167,15 +193,13 @@ def _is_store(target: ast.expr, value: ast.expr, losses: set[str]) -> bool:
     )
 
 
-def _bare(value: ast.expr) -> Iterator[str]:
+def _bare(value: ast.AST) -> Iterator[str]:
     """Yield the names whose own values are part of this one, through arithmetic and containers, but no call."""
     if isinstance(value, ast.Name):
         yield value.id
-    elif isinstance(value, ast.BinOp):
-        yield from (name for side in (value.left, value.right) for name in _bare(side))
-    elif isinstance(value, (ast.List, ast.Tuple)):
-        yield from (name for element in value.elts for name in _bare(element))
-    elif isinstance(value, ast.UnaryOp):
-        yield from _bare(value.operand)
     elif isinstance(value, ast.Attribute):  # self.total
         yield ast.unparse(value)
+    elif isinstance(value, ast.Subscript):  # outputs["loss"]
+        yield from _bare(value.value)
+    elif isinstance(value, (ast.BinOp, ast.UnaryOp, ast.List, ast.Tuple, ast.Dict, ast.IfExp)):
+        yield from (name for each in ast.iter_child_nodes(value) for name in _bare(each))

@@ -17,6 +17,7 @@ from training_profiler.diagnosis.places import (
     LINES_A_FUNCTION,
     NAMED_FROM,
     activities,
+    has_hugging_face_trainer,
     of_it,
     places_named,
     places_text,
@@ -259,7 +260,7 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     loader = _loader(finding, snapshot) if kind == LOADER else None
     if loader is not None and loader.made_at:
         calls = [call for call in calls if call.site.place == loader.made_at]
-    if any(call.site.inside.startswith("transformers/trainer.py") for call in calls):
+    if kind == LOADER and has_hugging_face_trainer(snapshot) and all(call.site.inside for call in calls):
         finding = replace(finding, fix=Fix(finding.fix, finding.changes, tuple(map(_of_trainer, finding.actions))))
     if kind == OPTIMIZER:  # that with the most parameters, as far as its class shows
         calls = [call for call in calls if facts is not None and call.function == facts.name]

@@ -54,7 +54,7 @@ REMEDIES: Final = {
     ),
     "pandas": (
         "",
-        0.8,
+        0.95,
         Action("make tensors of the columns once: torch.tensor(frame.to_numpy())", (Change.AHEAD_OF_TIME,)),
     ),
     "torchvision": (

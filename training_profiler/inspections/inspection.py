@@ -250,13 +250,15 @@ def held_by(owner: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def held_under_way(frame: FrameType | None) -> Iterator[Any]:
-    """Yield what the trainers hold whose methods the program has called; not what runs the program itself."""
+    """Yield what the trainer holds that the program has called, and not what runs the program itself."""
     seen: set[int] = set()
+    within = False
     for _ in range(MOST_FRAMES):
         is_library = frame is not None and LIBRARIES in frame.f_code.co_filename
-        if frame is None or (frame.f_code.co_name == "<module>" and not is_library):
+        if frame is None or (not is_library and (within or frame.f_code.co_name == "<module>")):
             return
         if is_library:
+            within = True
             yield from held_by(owner_of(frame), seen)
         frame = frame.f_back
 

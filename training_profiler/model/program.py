@@ -349,12 +349,5 @@ class ProgramFacts(NamedTuple):
         """Return the lines that make calls of a kind, as reports name them; "" without any."""
         return ", ".join(call.site.place for call in self.calls if call.kind == kind)
 
-    @property
-    def has_hugging_face_trainer(self) -> bool:
-        """Whether the ``Trainer`` of Hugging Face makes a loader, whose arguments are then those of the trainer."""
-        return any(
-            call.kind == LOADER and call.site.inside.startswith("transformers/trainer.py") for call in self.calls
-        )
-
 
 NOTHING_KNOWN: Final = ProgramFacts()

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytestmark = [pytest.mark.integrations, pytest.mark.xdist_group("transformers")]
 transformers = pytest.importorskip("transformers")
 CallbackHandler = transformers.trainer_callback.CallbackHandler
 EPOCHS, MICRO_BATCHES, UPDATES = 3, 16, 8  # an epoch
+QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
 
 
 def profiler(**settings: Any) -> Any:
@@ -234,3 +236,109 @@ def test_padding_is_found_with_the_collator_that_leaves_it_out(runs: Runs, longe
         assert finding["actions"][0]["text"].startswith(
             "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer))"
         )
+
+
+def found_in(runs: Runs) -> dict[str, dict[str, Any]]:
+    return {finding["code"]: finding for finding in runs.report()["findings"]}
+
+
+def actions_of(finding: dict[str, Any]) -> list[str]:
+    return [action["text"] for action in finding["actions"]]
+
+
+class KeepsLosses(transformers.Trainer):
+    total: Any = 0.0
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        loss = outputs["loss"]
+        self.total += loss
+        return (loss, outputs) if return_outputs else loss
+
+
+class History(transformers.TrainerCallback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.losses.extend(500 * [0.5])
+        sum(each * each for each in self.losses)
+
+
+def test_what_only_the_trainer_holds_is_named_with_its_line(runs: Runs) -> None:
+    examples = [{"x": torch.randn(8), "labels": torch.randn(())} for _ in range(1200)]
+    arguments = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "save_strategy": "no", **QUIET}
+    KeepsLosses(
+        Net(),
+        transformers.TrainingArguments("out", **arguments),
+        train_dataset=examples,
+        callbacks=[History(), profiler()],
+    ).train()
+    found, lines = found_in(runs), Path(__file__).read_text().splitlines()
+    at = 1 + lines.index("        self.total += loss")
+    assert found["kept-graphs"]["evidence"]["lines"] == f"test_hugging_face.py:{at}"
+    growing = found["growing-work"]["evidence"]
+    assert growing["variable"] == "History.losses"
+    assert growing["lines"].endswith("History.on_step_end")
+
+
+class Rotation(torch.nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.matrix_exp(weight - weight.T)
+
+
+class Turned(torch.nn.Module):
+    """Applies one weight several times, which is computed each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = torch.nn.Linear(16, 16)
+        torch.nn.utils.parametrize.register_parametrization(self.turn, "weight", Rotation())
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        for _ in range(4):
+            x = torch.tanh(self.turn(x))
+        return {"loss": (x.sum(1) - labels).square().mean()}
+
+
+def test_checkpoints_of_short_epochs_and_a_weight_computed_again_have_arguments_to_type(runs: Runs) -> None:
+    examples = [{"x": torch.randn(16), "labels": torch.randn(())} for _ in range(4)]
+    arguments = {"num_train_epochs": 150, "per_device_train_batch_size": 4, "save_strategy": "epoch", **QUIET}
+    transformers.Trainer(
+        Turned(),
+        transformers.TrainingArguments("out", **arguments),
+        train_dataset=examples,
+        callbacks=[profiler()],
+    ).train()
+    found = found_in(runs)
+    assert actions_of(found["short-epochs"]) == [
+        'TrainingArguments(..., save_strategy="steps", save_steps=10)',
+        "make epochs 10 times as long: train_dataset=ConcatDataset(10 * [data])",
+    ]
+    assert found["computed-weights"]["evidence"]["calls"] == 4
+
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """A stream of samples that each worker yields all of."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for at in range(1600):
+            time.sleep(0.0005)
+            yield {"x": torch.full((8,), at / 1600), "labels": torch.zeros(())}
+
+
+def test_a_stream_that_is_skipped_and_repeated_in_workers_is_named(runs: Runs) -> None:
+    def train_to(steps: int, **resumed: Any) -> None:
+        arguments = {"max_steps": steps, "per_device_train_batch_size": 4, "save_steps": 40, **QUIET}
+        transformers.Trainer(
+            Net(),
+            transformers.TrainingArguments("out", dataloader_num_workers=2, **arguments),
+            train_dataset=Stream(),
+            callbacks=[profiler(thresholds="fetched-before-training=0.01")] if resumed else [],
+        ).train(**resumed)
+
+    train_to(40)
+    train_to(240, resume_from_checkpoint=True)
+    found = found_in(runs)
+    assert actions_of(found["fetched-before-training"])[0] == "TrainingArguments(..., ignore_data_skip=True)"
+    assert (found["stream-repeated"]["evidence"]["times"], found["stream-repeated"]["evidence"]["workers"]) == (2, 2)

@@ -317,3 +317,54 @@ def test_outputs_that_a_module_keeps_are_named_as_what_memory_grows_by(runs: Run
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "self.outputs.append" in text)
     assert finding["evidence"]["variable"] == "model.outputs"
     assert finding["evidence"]["lines"] == f"test_lightning.py:{line}"
+
+
+class Noisy(TensorDataset):
+    """Samples that take long to make."""
+
+    def __getitem__(self, at: Any) -> Any:
+        time.sleep(0.0001)
+        return super().__getitem__(at)
+
+
+def found_actions(report: dict[str, Any]) -> str:
+    return " ".join(action["text"] for finding in report["findings"] for action in finding["actions"])
+
+
+HOOK = "self.layer.register_forward_hook(lambda module, inputs, output: output.abs().mean().item() and None)"
+
+
+class Hooked(lightning.LightningModule):
+    """Registers a hook in each step, and keeps all losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.outputs: list[torch.Tensor] = []
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        for _ in range(4):
+            self.layer.register_forward_hook(lambda module, inputs, output: output.abs().mean().item() and None)
+        losses = [(self.layer(x) - y).square().mean() for x, y in batch.values()]
+        loss = losses[0] + losses[1]
+        self.outputs.append(loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_what_only_the_module_has_is_named_and_loaders_by_their_keys(runs: Runs) -> None:
+    runs.profile_as_run()  # which sees the loaders made
+    tensors = data(160).dataset.tensors
+    loaders = {"clean": DataLoader(TensorDataset(*tensors), 8), "noisy": DataLoader(Noisy(*tensors), 8)}
+    trainer_with(max_epochs=1, enable_checkpointing=False).fit(Hooked(), loaders)
+    runs.end()
+    report = runs.report()
+    found = {finding["code"]: finding["evidence"] for finding in report["findings"]}
+    lines = [line.strip() for line in Path(__file__).read_text().splitlines()]
+    assert found["kept-graphs"]["lines"] == f"test_lightning.py:{1 + lines.index('self.outputs.append(loss)')}"
+    assert (found["growing-work"]["what"], found["growing-work"]["variable"]) == ("hooks", "a module of Hooked")
+    assert found["growing-work"]["lines"] == f"test_lightning.py:{1 + lines.index(HOOK)}"
+    assert {loader["name"] for loader in report["loaders"]} == {"clean", "noisy"}
+    assert "for loader noisy only" in found_actions(report)

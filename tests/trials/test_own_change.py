@@ -15,22 +15,26 @@ from training_profiler.trials.launcher import Program
 from training_profiler.trials.own_change import ChangeSession
 from training_profiler.trials.process import Block, EndedError, TrialError
 from training_profiler.trials.report import change_verdict, render_change
-from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER
+from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER, UNDECIDED
+from training_profiler.trials.statistics import CpuUse
 from training_profiler.trials.variants import AS_IT_IS, Variant
 
 CHANGED = Variant("fix.diff")
+LOSS = "0x1p+0"
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports" / "own_change.txt"
 
 
 class FakeTraining:
     """A training whose steps take a time that varies by 1%, and a half more in every tenth block."""
 
-    def __init__(self, number, step_s=0.04, fails_at=None, error=None, samples=32, losses="0x1p+0", prints=(1, 2, 3)):
+    def __init__(
+        self, number, step_s=0.04, fails_at=None, error=None, samples=32, losses="0x1p+0", prints=(1, 2, 3), cpu=None
+    ):
         self.process = self
         self.blocks, self.is_closed = 0, False
         self._number, self._step_s, self._fails_at, self._error = number, step_s, fails_at, error
         self._of_block = {"samples": samples, "prints": prints, "memory_bytes": 2**29 + number * 2**20}
-        self._losses = losses
+        self._losses, self._cpu = losses, cpu or CpuUse()
 
     def wait_for_block(self, timeout_s):
         return Block(None, 2.0, (("0x1p+0",),) * 3, 7, **self._of_block)
@@ -40,7 +44,7 @@ class FakeTraining:
             raise self._error
         self.blocks += 1
         noise = 1 + 0.01 * sin(self._number + 2.1 * self.blocks) + 0.5 * ((self.blocks + self._number) % 10 == 0)
-        return Block(self._step_s * noise, None, ((self._losses,),) * steps, 7, **self._of_block)
+        return Block(self._step_s * noise, None, ((self._losses,),) * steps, 7, **self._of_block, cpu=self._cpu)
 
     def close(self):
         self.is_closed = True
@@ -62,7 +66,7 @@ class FakeLauncher:
 @pytest.fixture
 def found(monkeypatch, tmp_path):
     def run(changed, base=None, first=None, budget_s=300.0):
-        monkeypatch.setattr(own_change, "run_first", lambda *given: (first or measured(), tmp_path))
+        monkeypatch.setattr(own_change, "run_first", lambda *given: (first or measured(cores=2.0), tmp_path))
         launcher = FakeLauncher(changed, base or {})
         results = ChangeSession(launcher, CHANGED, budget_s, tmp_path, clock=lambda: 0.0).run()
         assert all(training.is_closed for training in launcher.trainings)
@@ -71,7 +75,8 @@ def found(monkeypatch, tmp_path):
     return run
 
 
-DIFFERS = {"losses": (1.25).hex(), "prints": (1, 9, 3)}
+DIFFERS = {"losses": (1.25).hex(), "prints": (1, 9)}
+BUSY = CpuUse(1.0, 0.5, 0.9, 0.5)
 CASES = {
     "a quarter less": ({"step_s": 0.03}, {}, FASTER),
     "a quarter more, and other losses": ({"step_s": 0.05, **DIFFERS}, {}, SLOWER),
@@ -80,6 +85,7 @@ CASES = {
     "a crash": ({"fails_at": 3, "error": TrialError("out of memory")}, {}, FAILED),
     "an end of its own": ({"fails_at": 40, "error": EndedError("it came to its end")}, {}, NOT_SHOWN),
     "a base that differs from itself": ({}, [{}, {"step_s": 0.06}, {}], NO_VERDICT),
+    "a CPU that others had": ({"step_s": 0.05, "cpu": BUSY}, {"cpu": CpuUse(1.0, 0.5, 0.9, 0.1)}, UNDECIDED),
     "losses that rounding moves": ({"losses": (1 + 2e-7).hex()}, {}, NOT_SHOWN),
 }
 

@@ -9,8 +9,16 @@ import time
 import psutil
 import pytest
 
+from training_profiler.sampling.host import CpuReading
 from training_profiler.trials.child import ChildPlan
-from training_profiler.trials.process import EndedError, InapplicableError, ReadsStdinError, TrialError, TrialProcess
+from training_profiler.trials.process import (
+    EndedError,
+    InapplicableError,
+    ReadsStdinError,
+    TrialError,
+    TrialProcess,
+)
+from training_profiler.trials.statistics import CpuUse
 
 TIMEOUT_S = 60
 TALK = """
@@ -62,11 +70,21 @@ def test_a_training_runs_its_blocks_and_is_stopped_between_them_with_its_childre
     assert (warmup.step_s, warmup.warmup_s, warmup.losses, warmup.seed) == (None, 2.5, (("0x1p+0",),), 7)
     assert len(process._tree()) == 2
     assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
-    assert process.run_block(11, TIMEOUT_S).step_s == 11.0
+    ran = process.run_block(11, TIMEOUT_S)
+    assert ran.step_s == 11.0
+    assert 0 < ran.cpu.wall_s < TIMEOUT_S
     assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
     tree = process._tree()
     process.close()
     assert wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree))
+
+
+def test_what_others_took_is_what_was_busy_beside_the_own_processes():
+    before = CpuReading(100.0, 50.0, 7.0, {1: 5_000_000_000})
+    after = CpuReading(102.0, 53.5, 9.0, {1: 5_500_000_000, 2: 250_000_000})  # a thread has begun since
+    assert before.until(after) == (2.0, 2.0, 1.5, 0.75)
+    assert before.until(CpuReading(102.0, 50.5, 8.0, {})) == (2.0, 1.0, 0.0, 0.0)  # the clocks are coarse
+    assert CpuUse(2.0, 2.0, 1.5, 0.75) + CpuUse(1.0, 1.0, 0.5, 0.25) == CpuUse(3.0, 3.0, 2.0, 1.0)
 
 
 def test_a_training_that_stops_its_children_lets_them_go_on_itself(start):

@@ -8,7 +8,16 @@ from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS,
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.reports.layout import Layout
 from training_profiler.trials.report import render_results, with_trials
-from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, Row
+from training_profiler.trials.results import (
+    FAILED,
+    FASTER,
+    NO_VERDICT,
+    NOT_CONFIRMED,
+    NOT_SHOWN,
+    NOT_TRIED,
+    UNDECIDED,
+    Row,
+)
 
 
 def rendered(results, width=80):
@@ -49,6 +58,7 @@ def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row()
 
 
 AUTOCAST = replace(FUSED, name="autocast", label="autocast(bfloat16)", changes_numerics=True)
+BESIDE_OTHERS = replace(COMPILED, verdict=UNDECIDED, reason="it waited for a CPU")
 NO_GAIN = {"rows": (COMPILED, PINNED), "together": None, "together_names": ()}
 UNCONFIRMED = {"rows": (replace(WORKERS, verdict=NOT_CONFIRMED), replace(FUSED, verdict=NO_VERDICT)), "together": None}
 LEFT = {
@@ -62,6 +72,7 @@ COMPILE = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
 @pytest.mark.parametrize(
     ("changed", "there", "not_there"),
     [
+        ({"rows": (BESIDE_OTHERS,)}, ["    undecided: it waited for a CPU\n"], []),
         ({"rows": (AUTOCAST,)}, ["    changes the numerics\n"], []),
         ({"rows": (replace(AUTOCAST, is_ceiling=True),)}, ["a ceiling: no edit has this"], ["changes the numerics"]),
         (

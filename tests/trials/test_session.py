@@ -11,9 +11,11 @@ from training_profiler.trials import session
 from training_profiler.trials.first_run import TryError
 from training_profiler.trials.launcher import DiskSpaceError, Program
 from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
-from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED
+from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, UNDECIDED
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
+from training_profiler.trials.statistics import CpuUse
+from training_profiler.trials.treatment import TrialFacts
 
 UNCHANGED = ()
 HALF, DOUBLE, NOTHING, OTHER = ("sleep=0.5",), ("sleep=2",), ("nothing",), ("losses",)
@@ -24,8 +26,9 @@ TWO = {"only": ("sleep=0.5", "losses")}
 class FakeTraining:
     """A training whose blocks take a known time; fails in a block, where that is asked for."""
 
-    def __init__(self, step_s=0.1, fails_at=None, error=None):
+    def __init__(self, step_s=0.1, fails_at=None, error=None, cpu=None):
         self.process = self
+        self._cpu = cpu or CpuUse()
         self.is_closed = False
         self.blocks = 0
         self._step_s, self._fails_at, self._error = step_s, fails_at, error or TrialError("out of memory")
@@ -38,7 +41,7 @@ class FakeTraining:
         if self.blocks == self._fails_at:
             raise self._error
         self.blocks += 1
-        return Block(self._step_s, None, (("0x1p+0",),) * steps, 7)
+        return Block(self._step_s, None, (("0x1p+0",),) * steps, 7, self._cpu)
 
     def close(self):
         self.is_closed = True
@@ -50,9 +53,11 @@ class FakeLauncher:
     Args:
         step_s: by the changes of a training.
         ends: by the changes: the start, the round and the error of a training that raises.
+        cpu: by the changes: what a block of a training used of the CPUs.
     """
 
-    def __init__(self, step_s=None, ends=None):
+    def __init__(self, step_s=None, ends=None, cpu=None):
+        self._cpu = cpu or {}
         self.program = Program(["python", "train.py"], True, "train.py")
         self.starts = []
         self.trainings = []
@@ -66,7 +71,9 @@ class FakeLauncher:
         step_s = self._step_s.get(changes, 0.01 if len(changes) > 1 else 0.04)
         step_s = step_s[min(self.starts.count(changes), len(step_s)) - 1] if isinstance(step_s, list) else step_s
         is_this = self.starts.count(changes) == start
-        self.trainings.append(FakeTraining(step_s, fails_at if is_this else None, error))
+        self.trainings.append(
+            FakeTraining(step_s, fails_at if is_this else None, error, self._cpu.get(changes, CpuUse()))
+        )
         return self.trainings[-1]
 
     def left(self):
@@ -171,6 +178,47 @@ def test_what_failed_or_does_not_help_is_not_tried_again(part):
     assert found["sleep=2"].verdict == "slower"
     assert found["sleep=0.5"].verdict == FASTER
     assert set(launcher.starts) == {UNCHANGED, HALF}
+
+
+BUSY = {UNCHANGED: CpuUse(1.0, 1.0, 0.9, 0.0), DOUBLE: CpuUse(1.0, 1.4, 0.6, 0.6), NOTHING: CpuUse(1.0, 1.0, 0.9, 0.0)}
+
+
+def test_a_change_that_needed_a_cpu_that_others_had_is_undecided_and_tried_again(part, monkeypatch):
+    monkeypatch.setattr(session, "facts_of", lambda snapshot: TrialFacts(cores=2.0))
+    first = part(FakeLauncher(cpu=BUSY), only=("sleep=2", "nothing"))
+    row = rows(first)["sleep=2"]
+    assert (row.verdict, row.effect.relative) == (UNDECIDED, pytest.approx(1.0))
+    assert "others took 0.6 of 2; alone it can save 50% at most" in row.reason
+    assert (rows(first)["nothing"].verdict, first.remaining) == (NOT_SHOWN, ("sleep=2",))
+    launcher = FakeLauncher({DOUBLE: 0.02})  # beside nothing else
+    second = part(launcher, is_resumed=True)
+    assert (rows(second)["sleep=2"].verdict, rows(second)["sleep=2"].reason, second.remaining) == (FASTER, "", ())
+    assert NOTHING not in launcher.starts
+
+
+def test_a_gain_that_others_kept_from_being_confirmed_is_confirmed_later(part, monkeypatch, tmp_path):
+    monkeypatch.setattr(session, "facts_of", lambda snapshot: TrialFacts(cores=2.0))
+    fast_at_first = {DOUBLE: [0.02, 0.05, 0.02]}
+    first = part(FakeLauncher(fast_at_first, cpu=BUSY), only=("sleep=2",))
+    assert (rows(first)["sleep=2"].verdict, first.remaining) == (UNDECIDED, ("sleep=2",))
+    assert load_state(tmp_path).progress.gain_error == 0
+    launcher = FakeLauncher({DOUBLE: 0.02})
+    assert rows(part(launcher, is_resumed=True))["sleep=2"].verdict == FASTER
+    assert launcher.starts.count(DOUBLE) == 1  # only the fresh trial
+
+
+def test_a_gain_beside_others_is_one(part, monkeypatch):
+    monkeypatch.setattr(session, "facts_of", lambda snapshot: TrialFacts(cores=2.0))
+    assert rows(part(FakeLauncher({DOUBLE: 0.02}, cpu=BUSY), only=("sleep=2",)))["sleep=2"].verdict == FASTER
+
+
+def test_an_unchanged_training_that_differs_from_itself_withholds_all_verdicts(part, monkeypatch):
+    launcher = FakeLauncher({UNCHANGED: [0.04, 0.042]})
+    results = part(launcher, only=("sleep",))
+    assert results.control.effect.differs
+    assert {row.verdict for row in results.rows} == {NO_VERDICT}
+    assert session.NOISY in results.notes
+    assert results.best is None
 
 
 def test_a_confirmed_change_is_only_run_together_with_later_ones(part, tmp_path):

@@ -12,6 +12,7 @@ from training_profiler.trials.statistics import (
     SCREEN_ERROR,
     SCREEN_LOOKS,
     UNCHANGED,
+    CpuUse,
     Effect,
     Wave,
     beyond_control,
@@ -19,6 +20,7 @@ from training_profiler.trials.statistics import (
     faster_p,
     gains,
     shift_of,
+    why_undecided,
 )
 
 
@@ -52,9 +54,9 @@ def test_a_faster_typical_block_does_not_count_where_all_blocks_together_are_slo
     assert gains({"a": replace(shown, total=-0.05)}, 0.05) == {"a"}
 
 
-def test_noise_is_what_two_unchanged_trainings_hardly_ever_show():
-    shown = [effect(0.03, 0.999), effect(-0.03, 0.001), effect(-0.03, 0.02), effect(-0.015, 0.0001)]
-    assert [each.is_noise for each in shown] == [True, True, False, False]
+def test_two_unchanged_trainings_differ_beyond_their_interval_and_two_percent():
+    shown = [effect(0.03, 0.98, 0.001, 0.06), effect(-0.03, 0.02), effect(0.03, 0.97, -0.001, 0.06), effect(-0.015, 0)]
+    assert [each.differs for each in shown] == [True, True, False, False]
 
 
 def test_a_gain_is_named_the_less_easily_the_more_changes_there_are_and_beyond_noise_and_control():
@@ -74,6 +76,32 @@ def test_ratios_that_go_together_count_as_fewer():
     assert wide is not None
     assert narrow is not None
     assert wide.high - wide.low > 1.3 * (narrow.high - narrow.low)
+
+
+# One thread that computes beside another program on two CPUs: it waits for hardly anything.
+ALONE_ON_A_CPU = CpuUse(wall_s=10, own_s=10, others_s=9.5, waited_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "unchanged", "cores", "why"),
+    [
+        # A worker beside it shares a CPU with the other program.
+        (
+            CpuUse(12, 16, 8, 7),
+            ALONE_ON_A_CPU,
+            2,
+            "it waited for a CPU, as others took 0.7 of 2; alone it can save 50% at most: "
+            "try again while they are free",
+        ),
+        (CpuUse(12, 16, 8, 7), ALONE_ON_A_CPU, None, None),  # how many CPUs there are is unknown
+        (CpuUse(10, 10, 9.5, 0.4), ALONE_ON_A_CPU, 2, None),  # it needs no other CPU
+        (CpuUse(12, 22, 0.5, 14), CpuUse(10, 10, 0.1, 0), 2, None),  # it takes its own CPUs from itself
+        (CpuUse(12, 22, 9, 30), CpuUse(10, 10, 9, 30), 2, None),  # the unchanged training waits as long
+        (CpuUse(), CpuUse(), 2, None),  # nothing is known, as in a session of an earlier version
+    ],
+)
+def test_a_change_that_waits_for_cpus_that_others_have_is_undecided(changed, unchanged, cores, why):
+    assert why_undecided(cores, changed, unchanged) == why
 
 
 def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):

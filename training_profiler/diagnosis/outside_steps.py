@@ -9,7 +9,13 @@ from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD
 from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
-from training_profiler.diagnosis.places import activities, has_hugging_face_trainer, places_named, places_text, spent_text
+from training_profiler.diagnosis.places import (
+    activities,
+    has_hugging_face_trainer,
+    places_named,
+    places_text,
+    spent_text,
+)
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_run, found, has_enough_steps
 from training_profiler.model.snapshot import OUTSIDE_STEPS, PROFILER, LineStats, Snapshot
 

@@ -4,12 +4,14 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from training_profiler.base.units import NS_PER_US, US_PER_S
+from training_profiler.base.units import NS_PER_S, NS_PER_US, US_PER_S
+from training_profiler.sampling.run_queue import ran_and_waited_ns
 
 NO_LIMIT: Final = 2**60  # v1 writes the largest number of pages where there is no limit
 
@@ -237,6 +239,10 @@ class Host:
         """Return how many CPUs are in the affinity of this process, if that is a part of the host's; else None."""
         return len(self._allowed) or None
 
+    def busy_s(self) -> float:
+        """Return how long the CPUs that this process may use were busy, together, since the host began."""
+        return (self._read_allowed() or _busy_and_all(self._psutil.cpu_times()))[0]
+
     def _read_allowed(self) -> tuple[float, float] | None:
         if not self._allowed:
             return None
@@ -287,6 +293,34 @@ class Host:
             cpu_s += times.user + times.system
             self._children_bytes += resident_bytes
         self._children_cpu_s = max(self._children_cpu_s, cpu_s)  # a child may have ended and not been waited for
+
+
+class CpuReading(NamedTuple):
+    """Readings at one moment, in which the processes of a training stand still."""
+
+    at_s: float
+    busy_s: float  # of the CPUs that the training may use, since the host began
+    own_s: float
+    waited_ns: dict[int, int]  # of each thread
+
+    @classmethod
+    def of(cls, processes: Iterable[Any]) -> "CpuReading":
+        """Take the readings."""
+        own_s, waited_ns = 0.0, dict[int, int]()
+        for process in processes:
+            with suppress(Exception):  # it has ended
+                own_s += sum(process.cpu_times()[:4])  # with its children that have ended
+            for task in Path("/proc", str(process.pid), "task").glob("*"):
+                figures = ran_and_waited_ns(task)
+                waited_ns |= {} if figures is None else {int(task.name): figures[1]}
+        return cls(time.perf_counter(), Host().busy_s(), own_s, waited_ns)
+
+    def until(self, end: "CpuReading") -> tuple[float, float, float, float]:
+        """Return the seconds until a later reading, and of CPUs: used, used by others, and waited for."""
+        waited_ns = sum(waited - self.waited_ns.get(task, 0) for task, waited in end.waited_ns.items())
+        own_s = max(0.0, end.own_s - self.own_s)
+        others_s = max(0.0, end.busy_s - self.busy_s - own_s)
+        return end.at_s - self.at_s, own_s, others_s, max(0, waited_ns) / NS_PER_S
 
 
 def _affinity() -> set[int]:

@@ -77,11 +77,16 @@ class RunQueue:
         return {thread: figures[0] for thread in threads if (figures := self._figures(thread)) is not None}
 
     def _figures(self, thread: int) -> tuple[int, int] | None:
-        try:
-            ran, waited, *_ = (self._tasks / str(thread) / "schedstat").read_text(encoding="ascii").split()
-            return int(ran), int(waited)
-        except (OSError, ValueError):  # the thread has ended, or the kernel has no such statistics
-            return None
+        return ran_and_waited_ns(self._tasks / str(thread))
+
+
+def ran_and_waited_ns(task: Path) -> tuple[int, int] | None:
+    """Return how long the thread of a folder of ``/proc`` was on a CPU, and waited for one; None if unknown."""
+    try:
+        ran, waited, *_ = (task / "schedstat").read_text(encoding="ascii").split()
+        return int(ran), int(waited)
+    except (OSError, ValueError):  # the thread has ended, or the kernel has no such statistics
+        return None
 
 
 def _python_threads() -> list[int]:

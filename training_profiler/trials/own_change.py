@@ -19,10 +19,11 @@ from training_profiler.trials.results import (
     NOISY,
     NOT_SHOWN,
     NOT_TRIED,
+    UNDECIDED,
     Results,
     Row,
 )
-from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, UNCHANGED, Wave, differ
+from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, UNCHANGED, Wave, differ, why_undecided
 from training_profiler.trials.treatment import facts_of
 from training_profiler.trials.variants import Variant
 
@@ -93,18 +94,25 @@ class ChangeSession:
             part_in_steps=first.part_in_steps,
         )
 
+    @property
+    def _cores(self) -> float | None:
+        machine = None if self.first is None else self.first.snapshot.machine
+        return None if machine is None else machine.cores
+
     def _results(self, under_way: UnderWay) -> Results:
         wave, outcomes = under_way.record, under_way.outcomes
         changed, unchanged = outcomes[CHANGED], outcomes[UNCHANGED]
         row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
         control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
-        is_noisy = control.effect is not None and control.effect.is_noise
+        is_noisy = control.effect is not None and control.effect.differs
         if row.verdict in (FAILED, NOT_TRIED):
             row = replace(row, verdict=FAILED)
         elif is_noisy:
             row = replace(row, verdict=NO_VERDICT)
         elif CHANGED in wave.shown:
             row = replace(row, verdict=FASTER)
+        elif (why := why_undecided(self._cores, changed.cpu, unchanged.cpu)) is not None:
+            row = replace(row, verdict=UNDECIDED, reason=why)
         notes = [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
         if wave.has_ended and wave.block_s[CHANGED][-1] is None and wave.block_s[UNCHANGED][-1] is not None:
             notes.append(f"with the change, the training ended by itself after {len(changed.losses)} steps")

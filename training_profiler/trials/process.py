@@ -26,10 +26,11 @@ import psutil
 
 from training_profiler.base.text import one_line
 from training_profiler.model.bounds import Count
+from training_profiler.sampling.host import CpuReading
 from training_profiler.trials.child import ChildPlan, address_of, send_signal
 from training_profiler.trials.isolation import LAUNCHER
 from training_profiler.trials.results import FAILED, NOT_SHOWN, NOT_TRIED, SLOWER, Row, compare_losses
-from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave, differ
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, CpuUse, Wave, differ
 from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
@@ -70,6 +71,7 @@ class Block:
     warmup_s: float | None  # from the import of torch to the end of the warm-up; None for a block
     losses: tuple[tuple[str, ...], ...]  # of each step, in hexadecimal
     seed: int  # of torch
+    cpu: CpuUse = field(default_factory=CpuUse)
     samples: float = 0.0  # of a typical step; 0 is unknown
     prints: tuple[int, ...] = ()  # fingerprints of the training's first samples
     memory_bytes: int = 0  # the most until now; 0 is unknown
@@ -106,18 +108,15 @@ class _Ranks:
         """Return the block of all ranks: the slowest decides; a step has the losses of all."""
         messages = [self.messages[rank] for rank in sorted(self.messages)]
         self.messages = {}
-        losses = [message["losses"] for message in messages]
-        of_all = tuple(tuple(chain.from_iterable(of_step)) for of_step in zip(*losses, strict=False))
+        losses = zip(*(message["losses"] for message in messages), strict=False)
+        of_all = tuple(tuple(chain(*of_step)) for of_step in losses)
         step_s, warmup_s = (
             max((message[name] for message in messages if message[name] is not None), default=None)
             for name in ("step_s", "warmup_s")
         )
-        samples, most_bytes = (
-            sum(each["samples"] for each in messages),
-            max(each["memory_bytes"] for each in messages),
-        )
-        prints = tuple(chain.from_iterable(each["prints"] for each in messages))
-        return Block(step_s, warmup_s, of_all, messages[0]["seed"], samples, prints, most_bytes)
+        samples, prints, memory = ([each[name] for each in messages] for name in ("samples", "prints", "memory_bytes"))
+        of_first = messages[0]["seed"], CpuUse(), sum(samples), tuple(chain(*prints)), max(memory)
+        return Block(step_s, warmup_s, of_all, *of_first)
 
 
 class TrialProcess:
@@ -184,13 +183,15 @@ class TrialProcess:
         Raises:
             TrialError: the training failed, came to its end, or took too long.
         """
-        held = self._ranks.held()
-        stopped = [process for process in self._tree() if process.pid not in held]
+        held, tree = self._ranks.held(), self._tree()
+        stopped = [process for process in tree if process.pid not in held]
+        before = CpuReading.of(tree)
         for connection in self._ranks.connections.values():
             with suppress(OSError):  # its end shows in ``poll``
                 connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
         send_signal(signal.SIGCONT, reversed(stopped))  # parents first
-        return self.wait_for_block(timeout_s)
+        block = self.wait_for_block(timeout_s)
+        return replace(block, cpu=CpuUse(*before.until(CpuReading.of(self._tree()))))
 
     def listen(self, timeout_s: float) -> None:
         """Wait for news of a profiled training, which runs no blocks.
@@ -359,12 +360,14 @@ class Outcome:
     samples: float = 0.0  # of a step; 0 is unknown
     prints: tuple[int, ...] = ()
     memory_bytes: Count = 0  # at most
+    cpu: CpuUse = field(default_factory=CpuUse)  # of its blocks
 
     def add(self, block: Block) -> None:
         """Add a block, or the warm-up."""
         self.losses += block.losses
         self.seed, self.samples, self.prints = block.seed, block.samples or self.samples, block.prints
         self.memory_bytes = max(self.memory_bytes, block.memory_bytes)
+        self.cpu += block.cpu
         self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
 
     def fail(self, error: TrialError) -> None:
@@ -454,8 +457,8 @@ class Interleaved:
         steps = self._schedule.block_steps
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
-        ran = {name: block.step_s for name, block in blocks.items() if block and block.step_s}
-        self._wave.add_round({name: step_s / self._per[name] for name, step_s in ran.items()})
+        ran = [(name, block.step_s) for name, block in blocks.items() if block and block.step_s]
+        self._wave.add_round({name: step_s / self._per[name] for name, step_s in ran})
         self._add(blocks)
         self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:
@@ -468,11 +471,11 @@ class Interleaved:
             self._trainings.pop(name).close()
             if isinstance(error, EndedError) and self._wave.done:
                 self._wave.end()
-                return None
-            if name in (UNCHANGED, AGAIN):
+            elif name in (UNCHANGED, AGAIN):
                 raise
-            self.under_way.outcomes[name].fail(error)
-            self._wave.dropped.add(name)
+            else:
+                self.under_way.outcomes[name].fail(error)
+                self._wave.dropped.add(name)
             return None
 
 
@@ -482,13 +485,11 @@ def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
     outcome, unchanged = outcomes[name], outcomes[UNCHANGED]
     if outcome.failure is not None:
         return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
-    effect = wave.effects().get(name)
-    if effect is None:
+    if (effect := wave.effects().get(name)) is None:
         return row
-    is_slower = effect.differs and effect.relative > 0
     return replace(
         row,
-        verdict=SLOWER if is_slower else NOT_SHOWN,
+        verdict=SLOWER if effect.differs and effect.relative > 0 else NOT_SHOWN,
         reason="",
         step_s=wave.step_s(name),
         effect=effect,

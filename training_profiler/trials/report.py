@@ -18,6 +18,7 @@ from training_profiler.trials.results import (
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    UNDECIDED,
     UNKNOWN,
     LossComparison,
     Results,
@@ -112,9 +113,10 @@ def _cells(row: Row, label: str, unchanged_s: float | None) -> list[str]:
 
 def _remark(row: Row) -> str:
     """Return what the figures of a row do not say."""
+    verdict = f"{row.verdict}: {row.reason}" if row.reason else row.verdict
     if row.effect is None or row.verdict == FAILED:
-        return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
-    parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [row.verdict]
+        return verdict
+    parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [verdict]
     if row.is_ceiling:
         parts.append("a ceiling: no edit has this")
     elif row.changes_numerics:
@@ -195,6 +197,8 @@ def change_verdict(row: Row, unit: str = "step") -> str:
     if row.verdict in (FASTER, SLOWER):
         less = "less" if row.verdict == FASTER else "more"
         return f"{row.verdict.upper()}: a {unit} takes {abs(effect.relative):.1%} {less} ({low:.1%} to {high:.1%})"
+    if row.verdict == UNDECIDED:
+        return f"UNDECIDED: {effect} a {unit}; {row.reason}"
     if row.verdict == NO_VERDICT or high > LARGE:
         why = "the training differs from itself" if row.verdict == NO_VERDICT else "the interval is too wide"
         return f"UNDECIDED: {effect} a {unit}; {why}"
@@ -212,7 +216,7 @@ def _losses_text(losses: LossComparison) -> str:
 
 
 PREDICTED: Final = "would not help"
-WITHOUT_GAIN: Final = (NOT_SHOWN, NOT_CONFIRMED, SLOWER, NO_VERDICT, FAILED)
+WITHOUT_GAIN: Final = (NOT_SHOWN, NOT_CONFIRMED, SLOWER, UNDECIDED, NO_VERDICT, FAILED)
 
 
 def with_trials(findings: Iterable[Finding], results: Results | None) -> list[Finding]:

@@ -28,6 +28,7 @@ FASTER: Final = "faster"
 SLOWER: Final = "slower"
 NOT_SHOWN: Final = "no gain shown"
 NOT_CONFIRMED: Final = "gain not confirmed"
+UNDECIDED: Final = "undecided"
 NO_VERDICT: Final = "no verdict"
 NOT_TRIED: Final = "not tried"
 FAILED: Final = "failed"
@@ -106,7 +107,7 @@ class Row:
     family: str
     label: str
     verdict: str
-    reason: str = ""  # why it was not tried, or failed
+    reason: str = ""  # why it was not tried, failed, or is undecided
     step_s: Positive | None = None
     effect: Effect | None = None
     losses: LossComparison | None = None

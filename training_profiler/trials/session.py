@@ -34,6 +34,7 @@ from training_profiler.trials.results import (
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    UNDECIDED,
     Results,
     Row,
     as_data,
@@ -41,7 +42,15 @@ from training_profiler.trials.results import (
     from_data,
 )
 from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
-from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, SCREEN_ERROR, SCREEN_LOOKS, UNCHANGED, Wave
+from training_profiler.trials.statistics import (
+    AGAIN,
+    GAIN_ERROR,
+    SCREEN_ERROR,
+    SCREEN_LOOKS,
+    UNCHANGED,
+    Wave,
+    why_undecided,
+)
 from training_profiler.trials.treatment import Treatment, TrialFacts, facts_of
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
@@ -282,7 +291,10 @@ class TrialSession:
         self._keep(under_way)
         if not wave.open:
             may_help = [] if under_way.is_fresh else wave.changes
-            progress.end(wave.changes, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED])
+            undecided = {name for name, row in self._rows.items() if row.verdict == UNDECIDED and name in wave.changes}
+            decided = [name for name in wave.changes if name not in undecided]
+            unspent = wave.error * len(undecided) / len(set(wave.changes) - {TOGETHER}) if under_way.is_fresh else 0.0
+            progress.end(decided, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED], unspent)
 
     def _keep(self, under_way: UnderWay) -> None:
         self._progress.keep(under_way)
@@ -292,7 +304,7 @@ class TrialSession:
         """Take what trainings side by side have shown into the rows of the table."""
         wave = under_way.record
         control = row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), under_way, AGAIN)
-        is_noisy = control.effect is not None and control.effect.is_noise
+        is_noisy = control.effect is not None and control.effect.differs
         if control.effect is not None:  # else these trainings have not run a round yet
             self._found = replace(self._found, control=control)
         for name in wave.changes:
@@ -306,6 +318,9 @@ class TrialSession:
                 row = replace(row, verdict=FASTER if name in wave.shown else NOT_CONFIRMED)
             elif name in wave.shown:
                 row = replace(row, verdict=NOT_CONFIRMED)  # until fresh trials show it again
+            if row.verdict in (SLOWER, NOT_SHOWN) or (under_way.is_fresh and row.verdict == NOT_CONFIRMED):
+                why = why_undecided(self._facts.cores, *(under_way.outcomes[each].cpu for each in (name, UNCHANGED)))
+                row = row if why is None else replace(row, verdict=UNDECIDED, reason=why)
             if name == TOGETHER and (row.effect is not None or row.verdict == FAILED):
                 self._found = replace(self._found, together=row, together_names=tuple(under_way.together))
             elif name != TOGETHER:

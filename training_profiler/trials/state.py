@@ -146,8 +146,12 @@ class Progress:
         """Keep how far the trainings that run have come."""
         self.under_way = under_way
 
-    def end(self, changes: Sequence[str], seemed_to_help: Sequence[str]) -> None:
-        """Note that trainings with these changes have run to their end; fresh trials decide about some of them."""
+    def end(self, changes: Sequence[str], seemed_to_help: Sequence[str], unspent: float = 0.0) -> None:
+        """Note that trainings with these changes have run to their end; fresh trials decide about some of them.
+
+        Changes that wait for a CPU that others have are slower, not faster by chance: they have their error again.
+        """
+        self.gain_error -= unspent
         is_fresh = self.under_way is not None and self.under_way.is_fresh
         self.screened += [] if is_fresh else changes
         self.winners = [name for name in self.winners if name not in changes] + list(seemed_to_help)

@@ -7,7 +7,7 @@ against the first one is the control.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import erfc, exp, expm1, inf, log1p, sqrt
 from statistics import NormalDist
 from typing import Annotated, Final
@@ -84,14 +84,48 @@ def _ranks(values: Floats) -> Floats:
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
 GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again
 SCREEN_ERROR: Final = 0.3  # of the choice of what they show again
-CONTROL_ERROR: Final = 0.01  # of "no verdict": each takes a session's gains away, and there are two controls
 FUTILE_BELOW: Final = 0.01  # a gain that cannot be larger is not measured further
 FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the last look
 SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
 UNCHANGED: Final = "unchanged"
 AGAIN: Final = "unchanged, again"
+LEAST_CPUS: Final = 0.1  # the system itself takes as much at times
 _DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond what few rounds show by chance
 _FEWEST_GROUPS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """Seconds of some blocks of a training, and CPU seconds in them."""
+
+    wall_s: Positive = 0.0
+    own_s: Positive = 0.0
+    others_s: Positive = 0.0  # that other processes took of the CPUs that the training may use
+    waited_s: Positive = 0.0  # of its threads, for a CPU
+
+    def __add__(self, other: "CpuUse") -> "CpuUse":
+        return CpuUse(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def cpus(self, seconds: float) -> float:
+        """Return as how many CPUs these CPU seconds are."""
+        return seconds / self.wall_s if self.wall_s else 0.0
+
+
+def why_undecided(cores: float | None, changed: CpuUse, unchanged: CpuUse) -> str | None:
+    """Return why the blocks of a change do not show what it does where CPUs are free; None where they do.
+
+    On a busy machine the unchanged training waits for CPUs as well. What a change waits longer, while others had CPUs,
+    is for a CPU that it needs and did not get. Without others, it needs more CPUs than there are.
+    """
+    others = changed.cpus(changed.others_s)
+    missing = changed.cpus(changed.waited_s) - unchanged.cpus(unchanged.waited_s)
+    if cores is None or min(others, missing) < LEAST_CPUS:
+        return None
+    most = max(0.0, 1 - unchanged.cpus(unchanged.own_s) / cores)  # the same work, on all CPUs
+    return (
+        f"it waited for a CPU, as others took {others:.1f} of {cores:g}; alone it can save {most:.0%} at most: "
+        "try again while they are free"
+    )
 
 
 _Relative = Annotated[float, Meta(ge=-1, le=1e15)]
@@ -115,13 +149,11 @@ class Effect:
 
     @property
     def differs(self) -> bool:
-        """Whether the change does more than chance, and than two runs of the same program differ by."""
-        return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
+        """Whether the change does more than chance, and than two runs of the same program differ by.
 
-    @property
-    def is_noise(self) -> bool:
-        """Whether two unchanged trainings differ so much that nothing can be said of changes."""
-        return abs(self.relative) >= LEAST_SHOWN and min(self.p_value, 1 - self.p_value) < CONTROL_ERROR / 2
+        Where two unchanged trainings differ, nothing can be said of changes.
+        """
+        return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
 
 
 def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None]) -> Effect | None:
@@ -239,7 +271,7 @@ class Wave:
         error, self.spent = spent - self.spent, spent
         effects = self.effects()
         control = effects.pop(AGAIN, None)
-        if control is not None and not control.is_noise:
+        if control is not None and not control.differs:
             found = gains(effects, error)
             self.shown |= {name for name in found if beyond_control(effects[name], control)}
         self.shown -= self.dropped

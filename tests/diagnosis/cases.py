@@ -206,6 +206,8 @@ SAYS = {
     },
     "dense-embedding": {
         "few rows": embedding(),
+        "its gradients take time as well": embedding(table=TABLE._replace(gradient_s=0.005), optimizer=0.5),
+        "gradients take no longer than passes": embedding(table=TABLE._replace(gradient_s=9.0), optimizer=0.5),
     },
     "few-threads": {
         "one of two CPUs": threads(),

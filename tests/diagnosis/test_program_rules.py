@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.finding import Evidence, Finding
+from training_profiler.diagnosis.program import saved_by_whole_sequences
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
 from training_profiler.model.machine import Level, MachineStats
 from training_profiler.model.program import (
@@ -63,6 +64,20 @@ def with_backwards(count: int, kept: int, past_updates: int = 0) -> Snapshot:
 
 OWN = ADAM._replace(has_fused=False, has_foreach=False, name="Own")
 HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("kind", "work", "takes"),  # CPU time of one thread
+    [
+        *(("LSTMCell", 32_768, 0.13), ("LSTMCell", 147_456, 0.23), ("LSTMCell", 2_097_152, 0.41)),
+        *(("LSTM", 32_768, 0.07), ("LSTM", 262_144, 0.20), ("LSTM", 8_388_608, 0.42)),
+        *(("GRU", 2_048, 0.55), ("GRU", 147_456, 0.76), ("GRU", 8_388_608, 0.92)),
+        *(("RNN", 32_768, 0.39), ("RNN", 147_456, 0.50), ("RNN", 2_097_152, 0.84), ("GRUCell", 147_456, 1.05)),
+    ],
+)
+def test_whole_sequences_save_what_was_measured_and_no_more(kind, work, takes):
+    told = saved_by_whole_sequences(RecurrentFacts(kind, 40.0, 1.0, 1.0, True, work))
+    assert takes - 0.1 <= 1 - told <= takes + 0.1
 
 
 def test_a_range_of_step_time_ends_at_all_of_it():

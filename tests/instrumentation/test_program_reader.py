@@ -194,6 +194,7 @@ def test_a_table_within_a_class_of_its_name_is_read_and_can_be_swapped(instrumen
     model = Embedding(nn.Embedding(20_000, 64))
     embedding = embedding_of(instrumented, lambda: model(torch.arange(200)).mean(), model.table)
     assert embedding.used == pytest.approx(0.01)
+    assert 0 < embedding.gradient_s < 1
     torch.utils.swap_tensors(model.table.weight, nn.Parameter(torch.zeros(20_000, 64)))
 
 

@@ -82,9 +82,9 @@ def test_a_training_runs_its_blocks_and_is_stopped_between_them_with_its_childre
 def test_what_others_took_is_what_was_busy_beside_the_own_processes():
     before = CpuReading(100.0, 50.0, 7.0, {1: 5_000_000_000})
     after = CpuReading(102.0, 53.5, 9.0, {1: 5_500_000_000, 2: 250_000_000})  # a thread has begun since
-    assert before.until(after) == (2.0, 2.0, 1.5, 0.75)
+    assert before.until(after) == (2.0, 2.0, 1.5, 0.5)
     assert before.until(CpuReading(102.0, 50.5, 8.0, {})) == (2.0, 1.0, 0.0, 0.0)  # the clocks are coarse
-    assert CpuUse(2.0, 2.0, 1.5, 0.75) + CpuUse(1.0, 1.0, 0.5, 0.25) == CpuUse(3.0, 3.0, 2.0, 1.0)
+    assert CpuUse(2.0, 2.0, 1.5, 0.5) + CpuUse(1.0, 1.0, 0.5, 0.25) == CpuUse(3.0, 3.0, 2.0, 0.75)
 
 
 def test_a_training_that_stops_its_children_lets_them_go_on_itself(start):

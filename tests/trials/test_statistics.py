@@ -79,29 +79,31 @@ def test_ratios_that_go_together_count_as_fewer():
 
 
 # One thread that computes beside another program on two CPUs: it waits for hardly anything.
-ALONE_ON_A_CPU = CpuUse(wall_s=10, own_s=10, others_s=9.5, waited_s=0.3)
+ALONE_ON_A_CPU = CpuUse(wall_s=10, own_s=9.7, others_s=9.5, waited_s=0.3)
+STARVED = CpuUse(wall_s=10, own_s=1.8, others_s=18, waited_s=8)  # beside ten others
+AT_MOST_HALF = (
+    "it waited for a CPU, as others took 0.7 of 2; alone it can save 50% at most: try again while they are free"
+)
 
 
 @pytest.mark.parametrize(
-    ("changed", "unchanged", "cores", "why"),
+    ("cores", "changed", "unchanged", "why"),
     [
-        # A worker beside it shares a CPU with the other program.
-        (
-            CpuUse(12, 16, 8, 7),
-            ALONE_ON_A_CPU,
-            2,
-            "it waited for a CPU, as others took 0.7 of 2; alone it can save 50% at most: "
-            "try again while they are free",
-        ),
-        (CpuUse(12, 16, 8, 7), ALONE_ON_A_CPU, None, None),  # how many CPUs there are is unknown
-        (CpuUse(10, 10, 9.5, 0.4), ALONE_ON_A_CPU, 2, None),  # it needs no other CPU
-        (CpuUse(12, 22, 0.5, 14), CpuUse(10, 10, 0.1, 0), 2, None),  # it takes its own CPUs from itself
-        (CpuUse(12, 22, 9, 30), CpuUse(10, 10, 9, 30), 2, None),  # the unchanged training waits as long
-        (CpuUse(), CpuUse(), 2, None),  # nothing is known, as in a session of an earlier version
+        (2, CpuUse(12, 16, 8, 4), ALONE_ON_A_CPU, AT_MOST_HALF),  # a worker beside it shares a CPU with the other one
+        (None, CpuUse(12, 16, 8, 4), ALONE_ON_A_CPU, None),  # how many CPUs there are is unknown
+        (2, CpuUse(10, 10, 9.5, 0.4), ALONE_ON_A_CPU, None),  # it needs no other CPU
+        (2, CpuUse(12, 22, 0.5, 6), CpuUse(10, 10, 0.1, 0), None),  # it takes its own CPUs from itself
+        (2, CpuUse(12, 3, 20, 9.6), STARVED, None),  # the unchanged training waits as long
+        (2, CpuUse(), CpuUse(), None),  # nothing is known, as in a session of an earlier version
     ],
 )
-def test_a_change_that_waits_for_cpus_that_others_have_is_undecided(changed, unchanged, cores, why):
+def test_a_change_that_waits_for_cpus_that_others_have_is_undecided(cores, changed, unchanged, why):
     assert why_undecided(cores, changed, unchanged) == why
+
+
+def test_what_an_undecided_change_can_save_is_of_the_time_alone():
+    why = why_undecided(2, CpuUse(12, 3, 20, 11), STARVED)  # alone, 1.8 s of computing in 2 s
+    assert "can save 55% at most" in why
 
 
 def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):

@@ -5,8 +5,10 @@ import sys
 import weakref
 from collections.abc import Callable
 from itertools import islice
+from time import perf_counter_ns
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import is_watched
 from training_profiler.instrumentation.call_sites import dtype_name, optimizer_facts
 from training_profiler.instrumentation.context import PatchContext
@@ -17,6 +19,7 @@ from training_profiler.model.program import ConvolutionFacts, EmbeddingFacts, Op
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
 LARGE: Final = 1_000_000  # numbers in a table
+TIMED_BYTES: Final = 40 << 20  # of a table; malloc has no new pages for less than 32 MiB, once it has been freed
 MOST_MODULES: Final = 2_000  # among which one is looked for, and convolutions
 CONVOLUTIONS: Final = ("Conv2d", "ConvTranspose2d")
 
@@ -125,7 +128,7 @@ class ProgramReader:
             read = weight.grad[:: max(1, len(weight) // 20_000)]
             used = float((read != 0).any(1).float().mean())
             if used:
-                self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0)
+                self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0, _gradient_s(weight.grad))
                 self._updated = weight.numel()
 
     def facts(self) -> ProgramFacts:
@@ -146,6 +149,16 @@ class ProgramReader:
             embedding=embedding,
             convolutions=ConvolutionFacts(*self._convolutions) if any(self._convolutions) else None,
         )
+
+
+def _gradient_s(gradient: Any) -> float:
+    """Return how long zeros for such a gradient take, which each backward pass makes: the quicker of two."""
+    rows, spent_ns = min(len(gradient), max(1, TIMED_BYTES // gradient[0].nbytes)), []
+    for _ in range(2):
+        began_ns = perf_counter_ns()
+        gradient.new_zeros((rows, *gradient.shape[1:]))
+        spent_ns.append(perf_counter_ns() - began_ns)
+    return float(min(spent_ns) / NS_PER_S * len(gradient) / rows)
 
 
 def _dense_weight(module: Any) -> Any:

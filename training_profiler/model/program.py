@@ -33,6 +33,7 @@ class EmbeddingFacts(NamedTuple):
     rows: int
     used: float  # part of the rows with a gradient in an early step, of a sample of them
     part: float  # of the optimizer's parameters, 0 to 1
+    gradient_s: float = 0.0  # that zeros for a whole gradient take, with the pages that they need; 0 is unknown
 
 
 class CompileFacts(NamedTuple):

@@ -316,11 +316,11 @@ class CpuReading(NamedTuple):
         return cls(time.perf_counter(), Host().busy_s(), own_s, waited_ns)
 
     def until(self, end: "CpuReading") -> tuple[float, float, float, float]:
-        """Return the seconds until a later reading, and of CPUs: used, used by others, and waited for."""
-        waited_ns = sum(waited - self.waited_ns.get(task, 0) for task, waited in end.waited_ns.items())
+        """Return the seconds until a later reading, CPU seconds of the processes, of others, and the longest wait."""
+        waits_ns = (waited - self.waited_ns.get(task, 0) for task, waited in end.waited_ns.items())
         own_s = max(0.0, end.own_s - self.own_s)
         others_s = max(0.0, end.busy_s - self.busy_s - own_s)
-        return end.at_s - self.at_s, own_s, others_s, max(0, waited_ns) / NS_PER_S
+        return end.at_s - self.at_s, own_s, others_s, max((0, *waits_ns)) / NS_PER_S
 
 
 def _affinity() -> set[int]:

@@ -101,7 +101,7 @@ class CpuUse:
     wall_s: Positive = 0.0
     own_s: Positive = 0.0
     others_s: Positive = 0.0  # that other processes took of the CPUs that the training may use
-    waited_s: Positive = 0.0  # of its threads, for a CPU
+    waited_s: Positive = 0.0  # for a CPU, of the thread that waited longest
 
     def __add__(self, other: "CpuUse") -> "CpuUse":
         return CpuUse(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
@@ -121,7 +121,9 @@ def why_undecided(cores: float | None, changed: CpuUse, unchanged: CpuUse) -> st
     missing = changed.cpus(changed.waited_s) - unchanged.cpus(unchanged.waited_s)
     if cores is None or min(others, missing) < LEAST_CPUS:
         return None
-    most = max(0.0, 1 - unchanged.cpus(unchanged.own_s) / cores)  # the same work, on all CPUs
+    # Alone, the unchanged training waits for no CPU; the change does the same work, on all of them at best.
+    least_s = unchanged.own_s / cores
+    most = 1 - least_s / max(least_s, unchanged.wall_s - unchanged.waited_s, 1e-9)
     return (
         f"it waited for a CPU, as others took {others:.1f} of {cores:g}; alone it can save {most:.0%} at most: "
         "try again while they are free"

@@ -76,8 +76,8 @@ HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
     ],
 )
 def test_whole_sequences_save_what_was_measured_and_no_more(kind, work, takes):
-    told = saved_by_whole_sequences(RecurrentFacts(kind, 40.0, 1.0, 1.0, True, work))
-    assert takes - 0.1 <= 1 - told <= takes + 0.1
+    saved = saved_by_whole_sequences(RecurrentFacts(kind, 40.0, 1.0, 1.0, True, work))
+    assert takes - 0.1 <= 1 - saved <= takes + 0.1
 
 
 def test_a_range_of_step_time_ends_at_all_of_it():

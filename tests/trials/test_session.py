@@ -218,7 +218,8 @@ def test_an_unchanged_training_that_differs_from_itself_withholds_all_verdicts(p
     assert results.control.effect.differs
     assert {row.verdict for row in results.rows} == {NO_VERDICT}
     assert session.NOISY in results.notes
-    assert results.best is None
+    assert (results.best, results.remaining) == (None, ("sleep=0.5", "sleep=2"))
+    assert rows(part(FakeLauncher(), is_resumed=True))["sleep=0.5"].verdict == FASTER
 
 
 def test_a_confirmed_change_is_only_run_together_with_later_ones(part, tmp_path):

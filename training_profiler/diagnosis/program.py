@@ -1,7 +1,7 @@
 """Rules about how the program computes: repeated work, recompilation, updates of whole tables, many small operators."""
 
 from collections.abc import Sequence
-from math import log
+from math import exp, log
 from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, FORWARD_WITHOUT_GRAD, OPTIMIZER_STEP
@@ -207,7 +207,7 @@ def saved_by_whole_sequences(facts: RecurrentFacts | None) -> float:
         return 0.0
     much = min(1.0, max(0.0, log(max(1, facts.work) / LITTLE) / log(MUCH / LITTLE)))
     both = (WHOLE_SEQUENCE_TAKES.get(facts.kind, (1.0, 1.0)), AROUND_TAKES)
-    taken, around = (of_little * (of_much / of_little) ** much for of_little, of_much in both)
+    taken, around = (of_little * exp(much * log(of_much / of_little)) for of_little, of_much in both)
     return facts.part * (1 - taken) + max(0.0, facts.loop - facts.part) * (1 - around)
 
 

@@ -291,9 +291,11 @@ class TrialSession:
         self._keep(under_way)
         if not wave.open:
             may_help = [] if under_way.is_fresh else wave.changes
-            undecided = {name for name, row in self._rows.items() if row.verdict == UNDECIDED and name in wave.changes}
-            decided = [name for name in wave.changes if name not in undecided]
-            unspent = wave.error * len(undecided) / len(set(wave.changes) - {TOGETHER}) if under_way.is_fresh else 0.0
+            # Neither is refuted; fresh trials without a verdict have spent their error, as they may have seen the gain.
+            undecided = (UNDECIDED,) if under_way.is_fresh else (UNDECIDED, NO_VERDICT)
+            left = {name for name, row in self._rows.items() if row.verdict in undecided and name in wave.changes}
+            decided = [name for name in wave.changes if name not in left]
+            unspent = wave.error * len(left) / len(set(wave.changes) - {TOGETHER}) if under_way.is_fresh else 0.0
             progress.end(decided, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED], unspent)
 
     def _keep(self, under_way: UnderWay) -> None:

@@ -88,7 +88,7 @@ class RecurrentSteps(Inspection):
         self._sequence: _Layer | None = None  # whose call was the latest
         self._is_known, self._is_over = True, False
         self._layer_began_ns = self._loop_began_ns = self._loop_ended_ns = 0
-        self._reading_ns = 0  # for looking up lines, in the call under way
+        self._reading_ns = self._read_before_ns = 0  # in hooks, in the call under way, and before its loop
         self._calls_in_call = self._steps = self._step = 0
         self._all_ns = self._loop_ns = 0
         self._has_calls = False  # in this step
@@ -133,18 +133,20 @@ class RecurrentSteps(Inspection):
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
         if get_ident() != self._thread:
             return
+        began_ns = perf_counter_ns()
         with contextlib.suppress(Exception):  # of modules with methods of their own
             if _is_single_step(module, inputs):
                 self._layer_begins(module, inputs, sys._getframe(1))
             elif self._sequence is not None:
                 self._look_for_parts(module, inputs)
+        self._reading_ns += perf_counter_ns() - began_ns
+        if not self._calls_in_call:
+            self._read_before_ns = self._reading_ns
 
     def _layer_begins(self, module: Any, inputs: tuple[Any, ...], frame: Any) -> None:
         layer = self._layers.get(id(module))
         if layer is None:
-            reading_ns = perf_counter_ns()
             layer = self._layers[id(module)] = _Layer(module, inputs, self._program.place_of(frame))
-            self._reading_ns += perf_counter_ns() - reading_ns  # the first time takes milliseconds
         states = [value for value in tensors_within(inputs[1:]) if value.grad_fn is not None]
         if not layer.length or not any(map(layer.made, states)):
             layer.begin_sequence()
@@ -173,8 +175,9 @@ class RecurrentSteps(Inspection):
             layer = self._layers.get(id(module))
             if layer is not None and _is_single_step(module, inputs):
                 layer.took(now_ns - self._layer_began_ns, _nodes(tensors_within(output)))
-                self._loop_ended_ns, self._has_calls = now_ns, True
-                self._calls_in_call += 1
+                self._loop_ended_ns = now_ns - (self._reading_ns - self._read_before_ns)
+                self._has_calls, self._calls_in_call = True, self._calls_in_call + 1
+        self._reading_ns += perf_counter_ns() - now_ns
 
     def facts(self, steps: int) -> RecurrentFacts | None:
         """Return the layers with a call for each step; None where there are none."""

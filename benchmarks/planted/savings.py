@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 Round = Callable[[], None]
@@ -452,6 +454,68 @@ def anomaly_detection(is_planted: bool) -> Round:
     return train
 
 
+class CellLoop(nn.Module):
+    def __init__(self, is_planted: bool) -> None:
+        super().__init__()
+        self.is_planted, self.last = is_planted, nn.Linear(64, 10)
+        self.layer = nn.LSTMCell(64, 64) if is_planted else nn.LSTM(64, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_planted:
+            return self.last(self.layer(x)[0][:, -1])
+        state = x.new_zeros(len(x), 64), x.new_zeros(len(x), 64)
+        for at in range(x.shape[1]):
+            state = self.layer(x[:, at], state)
+        return self.last(state[0])
+
+
+def lstm_cell_for_each_step(is_planted: bool) -> Round:
+    data = TensorDataset(torch.randn(STEPS * 32, 30, 64), torch.randint(10, (STEPS * 32,)))
+    return plain(CellLoop(is_planted), DataLoader(data, 32))
+
+
+def dense_embedding(is_planted: bool) -> Round:
+    table, model = nn.EmbeddingBag(100_000, 16, sparse=not is_planted), mlp(16)
+    adam = torch.optim.Adam if is_planted else torch.optim.SparseAdam
+    optimizers = adam(table.parameters()), torch.optim.Adam(model.parameters())
+    ids, labels = torch.randint(100_000, (STEPS, 64, 5)), torch.randint(10, (STEPS, 64))
+
+    def train() -> None:
+        for rows, y in zip(ids, labels, strict=True):
+            loss = cross_entropy(model(table(rows)), y)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    return train
+
+
+class Turns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.last = orthogonal(nn.Linear(48, 48, bias=False)), nn.Linear(48, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.tanh(self.turn(x))
+        return self.last(x)
+
+
+def weights_computed_again(is_planted: bool) -> Round:
+    model, loader = Turns(), batches(48, size=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            with contextlib.nullcontext() if is_planted else parametrize.cached():
+                loss = cross_entropy(model(x), y)
+            descend(optimizer, loss)
+
+    return train
+
+
 PROGRAMS: dict[str, Callable[[bool], Round]] = {
     make.__name__: make
     for make in (
@@ -460,6 +524,7 @@ PROGRAMS: dict[str, Callable[[bool], Round]] = {
         *(evaluates_too_often, evaluates_with_gradient, saves_too_often, formats_a_log, growing_list),
         *(clips_in_a_loop, recompiles, frozen_backbone, gru_for_each_token, lstm_for_each_token, updates_batch_norms),
         *(single_samples_in_validation, decodes_one_by_one),
+        *(lstm_cell_for_each_step, dense_embedding, weights_computed_again),
         *(validation_workers, metric_by_another_pass, teacher_with_gradients, anomaly_detection),
     )
 }

@@ -288,7 +288,7 @@ class RepeatedWeights(Inspection):
         self._once: set[tuple[str, int, int]] = set()  # weights of each backward pass and update
         self._uses = 0
         self._spent_ns, self._all_ns = [0, 0], [0, 0]  # forward and backward, of parametrizations and of all
-        self._pass_began_ns = 0  # the backward pass under way
+        self._pass_began_ns = self._hooks_ns = 0  # the backward pass under way; in hooks, of the call under way
         self._parts: list[list[float]] = []  # of each step; of some of them another program has most of the time
         self._place = ""
 
@@ -308,11 +308,11 @@ class RepeatedWeights(Inspection):
             self._names[id(module)] = {
                 id(module.get_submodule(path)): path.replace("parametrizations.", "") for path in lists
             }
-        self._weights, self._thread = self._names[id(module)], get_ident()
+        self._weights, self._thread, self._hooks_ns = self._names[id(module)], get_ident(), 0
         with hooks_of_all(self._enters, self._leaves) if self._weights else contextlib.nullcontext():
             yield
             spent_ns = yield
-        self._all_ns[0] += spent_ns
+        self._all_ns[0] += spent_ns - self._hooks_ns
 
     def backward_begins(self) -> None:
         """Handle the begin of a backward pass."""
@@ -331,7 +331,8 @@ class RepeatedWeights(Inspection):
         name = self._weights.get(id(module))
         if get_ident() != self._thread or name is None:
             return
-        self._spent_ns[0] += perf_counter_ns() - self._began_ns
+        now_ns = perf_counter_ns()
+        self._spent_ns[0] += now_ns - self._began_ns
         self._uses += 1
         self._once.add((name, self._counts.backwards, self._counts.updates))
         node = getattr(output, "grad_fn", None)
@@ -339,6 +340,7 @@ class RepeatedWeights(Inspection):
             node.register_prehook(self._gradient_begins)
             for last in _nodes_before_parameters(node):
                 last.register_hook(self._gradient_ends)
+        self._hooks_ns += perf_counter_ns() - now_ns
 
     def _gradient_begins(self, gradients: Any) -> None:
         self._began_ns = perf_counter_ns()

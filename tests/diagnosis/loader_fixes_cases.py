@@ -22,6 +22,13 @@ def in_memory(phase: str = "", called: str = "next", samples: int = 100, **argum
     return replace(run(busy=7.8, **loader), lines={"data_loading": (line,)})
 
 
+def reading() -> Snapshot:
+    """Return a run whose data set reads arrays in a line that calls nothing, in a loop that calls a step."""
+    line = LineStats("data.py", 5, "Scans.__getitem__", share=0.4, samples=100, phase="fetch")
+    loop = LineStats("train.py", 9, "fit", share=0.01, samples=3, phase="fetch", called={"training_step": 0.01})
+    return replace(run(busy=7.8, data_set="Scans"), lines={"data_loading": (line, loop)})
+
+
 def quick(batch_s: float = 0.0004, **arguments) -> Snapshot:
     whole = run(data_set="Pictures", **arguments)
     fetches = replace(whole.sections["data_loading"], p50_s=batch_s, step_total_s=100 * batch_s, count=100)
@@ -83,6 +90,7 @@ SAYS = {
         "a function of the user's collates": in_memory(phase="collate", called="pad"),
         "few samples": in_memory(samples=39),
         "another data set": in_memory(data_set="Pictures"),
+        "arrays that a line decompresses": reading(),
         "whole batches": in_memory(fetches_batches=True),
         "in workers": in_memory(num_workers=2),
         "batches are quick": QUICK,

@@ -173,6 +173,9 @@ SAYS = {
         ),
         "distributions without checks": of_calls(({"Categorical": 0.5, ".log_prob": 0.3}, 0.9)),
         "a file, which may be written": of_calls(({"open": 0.6}, 0.7)),
+        "a file that is written, beside a line that computes": of_calls(
+            ({"open": 0.4, "json.dump": 0.1}, 0.5), ({}, 0.5)
+        ),
         "ten lines": of_calls(*(({"loss.item": 0.04, ".tolist": 0.03}, 0.1) for _ in range(10))),
         "statistics of weights": of_calls(({".norm": 0.25, "p.std": 0.2}, 0.8)),
         "two activities": of_calls(({"print": 0.25}, 0.3), ({".norm": 0.2}, 0.3)),

@@ -162,9 +162,6 @@ SAYS = {
     "slowing-down": {"waiting explains a part": run_on(machine(wait=0.2), **RISING)},
     "step-time-varies": {
         "waiting explains a part": run_on(machine(wait=0.05), **UNEVEN),
-        "the machine has no rules": replace(
-            run_on(machine(wait=0.5), **UNEVEN), thresholds={"machine-busy": 1.0, "cpu-oversubscribed": 1.0}
-        ),
         "rare": replace(training(20, 0.25), thresholds={"garbage-collection": 0.5}),
     },
     "data-loading-bound": {
@@ -219,6 +216,11 @@ SILENT = {
         "others are outside the affinity": run_on(machine(wait=0.4, process=2.0, **OUTSIDE_AFFINITY)),
     },
     "slowing-down": {"waiting explains all": run_on(machine(wait=0.5), **RISING)},
+    "step-time-varies": {
+        "the busy machine is not to be said": replace(
+            run_on(machine(wait=0.5), **UNEVEN), thresholds={"machine-busy": 1.0, "cpu-oversubscribed": 1.0}
+        ),
+    },
     "lock-held-by-thread": {
         "nothing": run_with(line(0.5, 0.0)),
         "a tenth": run_with(line(0.5, 0.1)),

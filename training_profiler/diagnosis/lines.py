@@ -18,6 +18,7 @@ from training_profiler.diagnosis.places import (
     NAMED_FROM,
     activities,
     has_hugging_face_trainer,
+    lines_of,
     of_it,
     places_named,
     places_text,
@@ -166,7 +167,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent := activities(of_run, its_lines, has_forward):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    named = places_named(its_lines, of_run)
+    named = places_named(lines_of(spent, its_lines), of_run)
     lines, is_of_library = places_text(named, of_run), all(line.inside for line in named)
     if lines:
         evidence["lines"], fix = lines, IN_A_LIBRARY if is_of_library else CHEAPER_LINES

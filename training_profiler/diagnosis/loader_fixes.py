@@ -28,6 +28,7 @@ NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from an
 # Taking a batch over from an idle worker took 2.4 to 4.7 ms on two busy cores, for batches of 2 kB to 1.5 MB.
 QUICK_BATCH_S: Final = 0.001
 SAVED_OF_QUICK: Final = 0.5
+OF_A_DATA_SET: Final = ("__getitem__", "__getitems__", "__call__")  # methods that have no loop over a loader
 THREADS_FROM: Final = 1.5  # of a worker
 SAVED_OF_THREADS: Final = 0.2  # of the waiting, by one thread a worker; measured with eight on one CPU each
 ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn"
@@ -258,14 +259,16 @@ def _quick_batch_s(snapshot: Snapshot, loader: LoaderStats) -> float:
 def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
     """Return the line that takes longest where the training makes its batches itself; None if unknown.
 
-    Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``.
+    Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``. In methods
+    that a loader calls, a line without calls reads an array, or decompresses it.
     """
     return _line_of_making(snapshot) if _has_lines_of_making(snapshot) else None
 
 
 def _line_of_making(snapshot: Snapshot) -> LineStats | None:
-    lines = snapshot.lines_of_steps(DATA_LOADING)
-    return next((line for line in lines if line.phase in PHASES and line.called and "next" not in line.called), None)
+    lines = [line for line in snapshot.lines_of_steps(DATA_LOADING) if line.phase in PHASES]
+    making = (line for line in lines if line.called or line.function.endswith(OF_A_DATA_SET))
+    return next((line for line in making if "next" not in line.called), None)
 
 
 def _remedy(snapshot: Snapshot) -> Action | None:

@@ -61,6 +61,21 @@ COPYING: Final = _activity(
     "Tensor.copy_ for a backup",
     Change.FOREACH_AVERAGE,
 )
+TO_WRITE: Final = "_to_write"  # of calls of ``open`` in functions that write
+WRITING: Final = _activity(
+    "printing and writing",
+    "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
+    "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
+    f"format repr open{TO_WRITE}",
+    "Write every n-th step, and only what is new",
+    Change.LESS_OUTPUT,
+)
+READING: Final = _activity(
+    "opening and reading files",
+    "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
+    "numpy.load pickle.load yaml.safe_load",
+    "Open and read files once, before the loop",
+)
 ACTIVITIES: Final = (
     _activity(
         "in loops and functions of Python",
@@ -77,20 +92,8 @@ ACTIVITIES: Final = (
     ),
     _activity("pausing", "sleep", "Remove the pauses, or pause in a thread of its own"),
     COPYING,
-    _activity(
-        "printing and writing",
-        "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
-        "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
-        "format repr",
-        "Write every n-th step, and only what is new",
-        Change.LESS_OUTPUT,
-    ),
-    _activity(
-        "opening and reading files",
-        "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
-        "numpy.load pickle.load yaml.safe_load",
-        "Open and read files once, before the loop",
-    ),
+    WRITING,
+    READING,
     _activity(
         "computing metrics",
         "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
@@ -187,6 +190,7 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
     ``has_forward``: it includes a forward pass, whose short operators may be taken for the loop around them.
     """
     called: Counter[str] = Counter()
+    lines = _with_writers(lines)
     for line in lines:
         if not line.inside:  # the line only calls a library's loop, whose calls are not known
             called.update(line.called)
@@ -197,7 +201,7 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
         its = Counter({name: its_share for name, its_share in called.items() if activity.matches(name)})
         whole = its.total()
         if share and whole >= EACH_FROM * share:
-            names = [name for name, its_share in its.most_common(2) if its_share >= 0.2 * whole]
+            names = [name.removesuffix(TO_WRITE) for name, part in its.most_common(2) if part >= 0.2 * whole]
             shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
             with_rest = float(whole)
             for line in lines:
@@ -206,6 +210,25 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
             spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
     spent = sorted(spent, key=lambda each: -each.part)[:2]
     return spent if sum(each.part for each in spent) >= 0.3 else []  # less is mostly something else
+
+
+def _with_writers(lines: Sequence[LineStats]) -> list[LineStats]:
+    """Return the lines; where a function also writes, its ``open`` is one for writing."""
+    writers = {(line.file, line.function) for line in lines if any(map(WRITING.matches, line.called))}
+    return [
+        replace(line, called={name + TO_WRITE * name.endswith("open"): share for name, share in line.called.items()})
+        if (line.file, line.function) in writers
+        else line
+        for line in lines
+    ]
+
+
+def lines_of(spent: Sequence[Spent], lines: Sequence[LineStats]) -> Sequence[LineStats]:
+    """Return the lines that do what the time is spent on; all where none does."""
+    activities_of = [each.activity for each in spent]
+    return [
+        line for line in lines if any(each.matches(name) for each in activities_of for name in line.called)
+    ] or lines
 
 
 def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:

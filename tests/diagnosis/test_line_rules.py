@@ -185,6 +185,7 @@ SAYS = {
             FUNCTIONAL, sections={name: each for name, each in FUNCTIONAL.sections.items() if name != "forward_pass"}
         ),
         "a loop": of_calls(({"<python>": 0.6, "zip": 0.1}, 0.8)),
+        "a loop over a dictionary": of_calls(({"<python>": 0.1, "seen.get": 0.3, "random.shuffle": 0.1}, 0.6)),
         "a loop of functional code": replace(COMPUTES, lines={"other": (LOOP_CALLED,)}),
         "no line": of_calls(),
         "no line of a section": NO_LINES,

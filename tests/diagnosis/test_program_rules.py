@@ -251,6 +251,17 @@ def with_too_many(uncounted: int, called: str = "<python>") -> Snapshot:
     return replace(run, lines={"forward_pass": (layer, loop)})
 
 
+def with_mask(operators: int, of_mask: int = 1_000) -> Snapshot:
+    """Return the same run with operators that were counted: of a step, and of its forward pass."""
+    facts = ProgramFacts(ADAM, operators=operators, forward=LONG._replace(operators=of_mask, operators_s=0.035))
+    return replace(with_too_many(15_000), program=facts)
+
+
+def with_calls(part: float, called: str = "F.one_hot", samples: int = 100) -> Snapshot:
+    """Return a run in whose forward pass a line calls this function for this part of the time."""
+    return replace(with_loop(part, LONG, samples, called), program=ProgramFacts(ADAM))
+
+
 def with_a_small_batch(median_s: float) -> Snapshot:
     """Return a run with a loop in its forward passes, of which the last is a tenth of the others."""
     run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
@@ -366,12 +377,17 @@ SAYS = {
         "to the longest of the batch, of a trainer": padded("trainer", GROUPED),
         "many small operators": padded(operators=12_000),
     },
+    "calls-in-forward": {
+        "one-hot vectors": with_calls(0.6),
+        "a file": with_calls(0.5, called="open"),
+    },
     "python-in-forward": {
         "80% is outside of operators": run_with(ProgramFacts(ADAM, cpu=CPU, operators=300, forward=LONG)),
         # On a busy machine the mean is longer than the shortest forward pass; the part is not smaller there.
         "the shortest pass shows it": varied(COUNTED, min_s=0.030),
         "a loop among many operators": with_loop(0.5, OF_800),
         "too many to be counted": with_too_many(15_000),
+        "a mask that no gradient passes": with_mask(1_400),
         "as long as the counted pass": with_a_small_batch(median_s=0.05),
         **{
             f"in {called}()": with_loop(0.5, OF_800, called=called)
@@ -448,7 +464,15 @@ SILENT = {
         "what is left cannot go": padded(facts=PADDED._replace(to_longest=0.0, grouped=0.0)),
         "compiled": padded(facts=None, compiled=CompileFacts(1, 1.0)),
     },
+    "calls-in-forward": {
+        "a quarter of the forward pass": with_calls(0.25),
+        "a layer": with_calls(0.9, called="self.attn"),
+        "a copy, which may be meant": with_calls(0.9, called="x.clone"),
+        "few samples": with_calls(0.9, samples=39),
+    },
     "python-in-forward": {
+        "a recurrence": with_mask(4_000),
+        "a few operators": with_mask(200, of_mask=190),
         "not counted": run_with(ProgramFacts(ADAM)),
         "in operators": run_with(forward_of(operators_s=0.03)),
         "many operators, which is another finding": run_with(forward_of(operators=800)),

@@ -85,6 +85,7 @@ class Change(Enum):
     KEPT_FEATURES = "features computed once", CLOSE, "if inputs are the same in each epoch"
     ONE_BACKWARD = "one backward pass", CLOSE
     WHOLE_TENSORS = "whole batches instead of loops", CLOSE
+    ROWS_BY_INDEX = "rows taken by index", CLOSE
     NO_ARGUMENT_CHECKS = "no checks of arguments", EXACT
     ONE_DISTRIBUTION = "one distribution for a batch", EXACT_IF, NOT_DRAWING
     ONE_OPTIMIZER = "one optimizer for all steps", CHANGES, "because its averages are kept"
@@ -172,6 +173,12 @@ class Action(NamedTuple):
     part: float = 1.0
 
 
+def action_of(fix: str, changes: tuple[Change, ...], part: float = 1.0) -> Action:
+    """Return the first clause of a fix."""
+    text = brief(fix)
+    return Action(text, tuple(change for change in changes if change.label in text) or changes, part)
+
+
 PROGRAM: Final = "PROGRAM"  # in a command, where the program is not known
 RECORD_SLOW_STEPS: Final = Action(f"training-profiler run --capture outlier {PROGRAM}", part=0.0)
 
@@ -238,8 +245,7 @@ class Finding:
         named = self.fix.actions if isinstance(self.fix, Fix) else ()
         if named or not self.fix:
             return named
-        text = brief(self.fix)
-        return (Action(text, tuple(change for change in self.changes if change.label in text) or self.changes),)
+        return (action_of(self.fix, self.changes),)
 
     @property
     def losses(self) -> str:

@@ -13,7 +13,19 @@ from training_profiler.base.sections import (
     VALIDATION_EPOCH,
 )
 from training_profiler.diagnosis.finding import Change, Finding, Fix
-from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops, place_of_most
+from training_profiler.diagnosis.places import (
+    IN_NO_MODEL,
+    SAMPLES_NEEDED,
+    activities,
+    fix_of,
+    in_python,
+    lines_of,
+    loops,
+    place_of_most,
+    places_named,
+    places_text,
+    spent_text,
+)
 from training_profiler.diagnosis.program import is_on_cpu
 from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
 from training_profiler.diagnosis.validation import RECORDING_COSTS
@@ -21,6 +33,8 @@ from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
 MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
+MANY_CONSTANTS: Final = 200  # operators
+A_GOOD_PART: Final = 0.3  # of the forward pass
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
 
 
@@ -44,9 +58,12 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     seconds, part = outside
     cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
-    if part < 0.3:
+    if part < A_GOOD_PART:
         return None
-    if program.forward is None:
+    if constants := _in_loops_for_constants(snapshot):
+        what = f"is in loops of Python that start short operators without gradients, {constants:,} in a step"
+        lines = place_of_most(loops(snapshot), snapshot)
+    elif program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
         lines = place_of_most(loops(snapshot), snapshot)
     else:
@@ -98,8 +115,45 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
+    if _in_loops_for_constants(snapshot):
+        sampled = max(sampled, _sampled(snapshot, loops(snapshot)))
     seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)
+
+
+def _in_loops_for_constants(snapshot: Snapshot) -> int:
+    """Return the operators of a forward pass that no backward pass follows, as of a mask filled in a loop; 0 if few.
+
+    A layer has about three times as many operators in its backward pass.
+    """
+    program = snapshot.program
+    if program.forward is None or program.operators < program.forward.operators:  # the backward pass was not counted
+        return 0
+    constants = program.forward.operators - (program.operators - program.forward.operators)
+    is_most = constants >= max(MANY_CONSTANTS, MOSTLY * program.forward.operators)
+    return constants if is_most and _sampled(snapshot, loops(snapshot)) >= A_GOOD_PART else 0
+
+
+@RULES.rule(
+    "calls-in-forward", threshold=0.15, label="NEEDLESS CALLS", claims=(FORWARD_PASS,), saves=(0.5, 1.6)
+)  # of step time
+def calls_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a forward pass of which a good part writes, reads, draws, waits or multiplies one-hot vectors."""
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or _sampled(snapshot, lines) < MOSTLY:
+        return None
+    spent = [each for each in activities(section.share, lines, has_forward=True) if each.activity in IN_NO_MODEL]
+    part = sum(each.lines_part for each in spent)
+    if part < A_GOOD_PART:
+        return None
+    cost = cost_of_steps(snapshot, threshold, min(1.0, part) * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))
+    places = places_text(places_named(lines_of(spent, lines), section.share), section.share)
+    return cost.finding(
+        f"The forward pass does needless work ({cost.per_step} per step), {spent_text(spent)}: {places}",
+        fix_of(spent),
+        part_of_forward=part,
+        lines=places,
+    )
 
 
 def _sections_of_frozen(finding: Finding) -> tuple[str, ...]:

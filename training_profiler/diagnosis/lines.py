@@ -9,7 +9,7 @@ from typing import Final
 from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
-from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, joined
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import (
     COPYING,
@@ -17,6 +17,7 @@ from training_profiler.diagnosis.places import (
     LINES_A_FUNCTION,
     NAMED_FROM,
     activities,
+    fix_of,
     has_hugging_face_trainer,
     lines_of,
     of_it,
@@ -177,9 +178,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         message += "; it includes the forward pass, because no call of a module was seen"
         saving_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     if spent:
-        first, *others = (each.activity.fix for each in spent)
-        fix = joined([first, *(other.as_next for other in others)])
-        saving_s = min(saving_s, sum(each.lines_part for each in spent) * (total_s + recording_s))
+        fix, parts = fix_of(spent), sum(each.lines_part for each in spent)
+        saving_s = min(saving_s, parts * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     elif is_of_library and not any(line.phase for line in named):  # a saving needs a cause; a callback can be left out

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from training_profiler.base.sections import FORWARD_PASS
-from training_profiler.diagnosis.finding import Change, Fix
+from training_profiler.diagnosis.finding import Change, Fix, action_of, joined
 from training_profiler.model.lines import READ_BY_FUNCTION, hottest_functions, hottest_places
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import CHECKS, HOT_PLACES, HOT_SHARE, PYTHON, LineStats, Snapshot
@@ -47,6 +47,12 @@ def _activity(
     return Activity(text, named(functions), Fix(advice, changes), of, exactly)
 
 
+ONE_HOT: Final = _activity(
+    "making one-hot vectors",
+    "one_hot",
+    "Take rows of the weight by index, as nn.Embedding does, instead of multiplying one-hot vectors with it",
+    Change.ROWS_BY_INDEX,
+)
 MAKING_TENSORS: Final = _activity(
     "making tensors of lists and arrays",
     "torch.tensor torch.as_tensor FloatTensor LongTensor np.array numpy.array",
@@ -76,35 +82,48 @@ READING: Final = _activity(
     "numpy.load pickle.load yaml.safe_load",
     "Open and read files once, before the loop",
 )
+DRAWING: Final = _activity(
+    "drawing figures",
+    "savefig tight_layout imshow add_figure",
+    "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
+    Change.LESS_OFTEN,
+    of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
+)
+PAUSING: Final = _activity("pausing", "sleep", "Remove the pauses, or pause in a thread of its own")
+METRICS: Final = _activity(
+    "computing metrics",
+    "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
+    "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
+    "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
+    "precision_recall_fscore_support",
+    "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
+    Change.LESS_OFTEN,
+    Change.DETACH,
+)
+NETWORK: Final = _activity(
+    "waiting for the network",
+    "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
+    "session.get session.post client.get client.post",
+    "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
+    Change.LESS_OFTEN,
+)
 ACTIVITIES: Final = (
     _activity(
         "in loops and functions of Python",
-        PYTHON,
-        "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
+        f"{PYTHON} get setdefault items append extend sorted isinstance join lower strip shuffle choice randrange",
+        "Replace loops in Python by operations on whole tensors, do once what is the same each time, or move them to "
+        "where data is made: the data set",
         Change.WHOLE_TENSORS,
+        of=("random.", "re.", "itertools.", "collections.", "heapq.", "bisect."),
     ),
-    _activity(
-        "drawing figures",
-        "savefig tight_layout imshow add_figure",
-        "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
-        Change.LESS_OFTEN,
-        of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
-    ),
-    _activity("pausing", "sleep", "Remove the pauses, or pause in a thread of its own"),
+    DRAWING,
+    PAUSING,
     COPYING,
     WRITING,
     READING,
-    _activity(
-        "computing metrics",
-        "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
-        "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
-        "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
-        "precision_recall_fscore_support",
-        "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
-        Change.LESS_OFTEN,
-        Change.DETACH,
-    ),
+    METRICS,
     MAKING_TENSORS,
+    ONE_HOT,
     _activity(
         "making optimizers and schedulers",
         "Adam AdamW SGD RMSprop Adagrad NAdam RAdam Adadelta LambdaLR StepLR CosineAnnealingLR OneCycleLR "
@@ -145,13 +164,7 @@ ACTIVITIES: Final = (
         "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
         Change.KEPT_CACHE,
     ),
-    _activity(
-        "waiting for the network",
-        "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
-        "session.get session.post client.get client.post",
-        "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
-        Change.LESS_OFTEN,
-    ),
+    NETWORK,
     _activity(
         "reading numbers out of tensors",
         "item tolist numpy cpu",
@@ -171,6 +184,7 @@ ACTIVITIES: Final = (
 )
 
 
+IN_NO_MODEL: Final = (DRAWING, PAUSING, WRITING, READING, METRICS, NETWORK, ONE_HOT)  # no forward pass needs them
 # A training needs these: functions of torch.nn.functional, and their like in libraries.
 LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div")
 
@@ -210,6 +224,14 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
             spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
     spent = sorted(spent, key=lambda each: -each.part)[:2]
     return spent if sum(each.part for each in spent) >= 0.3 else []  # less is mostly something else
+
+
+def fix_of(spent: Sequence[Spent]) -> Fix:
+    """Return the fixes as one, each as an action with its own part of the saving."""
+    first, *others = (each.activity.fix for each in spent)
+    parts = sum(each.lines_part for each in spent)
+    actions = [action_of(each.activity.fix, each.activity.fix.changes, each.lines_part / parts) for each in spent]
+    return joined([first, *(other.as_next for other in others)], tuple(actions))
 
 
 def _with_writers(lines: Sequence[LineStats]) -> list[LineStats]:

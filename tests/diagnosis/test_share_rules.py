@@ -88,6 +88,9 @@ IN_NO_SECTION = (
     LineStats("train.py", 88, "get_batch", share=0.0625, samples=25),
     LineStats("train.py", 90, "get_batch", share=0.005, samples=2),
 )
+COMPUTING = replace(
+    snapshot_of({"forward_pass": 0.1, "backward_pass": 0.55}, steps=64, step_s=0.125), lines={"other": IN_NO_SECTION}
+)
 SYNCHRONIZED = {"data_loading": 0.125, "forward_pass": 0.125, "backward_pass": 0.5, "synchronization": 0.25}
 IN_BACKWARD = snapshot_of(SYNCHRONIZED, steps=64, step_s=0.125)
 GRADIENTS = snapshot_of({"forward_pass": 0.15, "backward_pass": 0.8})
@@ -100,6 +103,13 @@ def waiting(share: float) -> Snapshot:
     return in_sections(run, synchronization={"parent": "forward_pass"})
 
 
+def clipping_each(parameters: int) -> Snapshot:
+    run = in_sections(METRICS, metrics_computation={"count": parameters * 100})
+    share = run.sections["metrics_computation"].share
+    line = LineStats("train.py", 9, "clip", share, 100, called={"nn.utils.clip_grad_norm_": share})
+    return replace(run, lines={"metrics_computation": (line,)})
+
+
 SAYS = {code: {"most of ten steps": snapshot_of({section: 0.9}, steps=10)} for section, code in OF_STEP.items()}
 SAYS |= {code: {"a fifth of the run": of_run(section, 20.0)} for section, code in OF_RUN.items()}
 SAYS["data-loading-bound"] |= {
@@ -109,6 +119,7 @@ SAYS["data-loading-bound"] |= {
 SAYS["metrics-heavy"] |= {
     "gradients are still clipped": METRICS,
     "more than clipping on CUDA": in_sections(CLIPPING, metrics_computation={"count": 200}),
+    "clipping one by one": clipping_each(20),
 }
 SAYS["validation-heavy"] |= {
     "by name": run_of_validation(),
@@ -135,6 +146,7 @@ SAYS |= {
     },
     "unexplained": {
         "a quarter": HALF,
+        "beside modules, with a longer backward pass": COMPUTING,
         "the forward pass of functional code": snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125),
         "its lines": replace(HALF, lines={"other": IN_NO_SECTION}),
         "just above": snapshot_of({"backward_pass": 0.899}),

@@ -16,6 +16,7 @@ from training_profiler.inspections.growth import (
     TENSOR_BYTES,
     GrowthWatch,
     bytes_of,
+    has_grown,
     lines_that_add,
     lines_that_put,
     lines_that_work_through,
@@ -118,6 +119,11 @@ def test_a_graph_that_is_made_once_does_not_grow(training):
     for _ in range(STEPS):
         training.backward(training.model(features).sum(), retain_graph=True)
     assert training.grown(GRAPH) == {}
+
+
+@pytest.mark.parametrize(("amounts", "is_grown"), [((0, 0, 9, 9, 0, 9), False), ((0, 4, 0, 8, 0, 60), True)])
+def test_a_generator_from_before_the_step_of_its_discriminator_does_not_grow(amounts, is_grown):
+    assert has_grown(GRAPH, list(enumerate(amounts))) == is_grown  # every other look is at the discriminator's loss
 
 
 def test_micro_batches_of_one_update_may_have_a_graph_in_common(training):

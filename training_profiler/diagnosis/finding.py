@@ -85,6 +85,7 @@ class Change(Enum):
     KEPT_FEATURES = "features computed once", CLOSE, "if inputs are the same in each epoch"
     ONE_BACKWARD = "one backward pass", CLOSE
     WHOLE_TENSORS = "whole batches instead of loops", CLOSE
+    ONE_NORM = "one norm for all gradients", CHANGES
     ROWS_BY_INDEX = "rows taken by index", CLOSE
     NO_ARGUMENT_CHECKS = "no checks of arguments", EXACT
     ONE_DISTRIBUTION = "one distribution for a batch", EXACT_IF, NOT_DRAWING

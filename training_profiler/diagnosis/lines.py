@@ -34,6 +34,7 @@ from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
+BACKWARD_TAKES: Final = 3.0  # times the forward passes of modules, at most: more is of what is computed beside them
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 OWN_SECTIONS: Final = Fix(
@@ -129,8 +130,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
     Time that ``waits-for-device`` reports does not count, nor do computing the loss and recording sections. Functional
-    code has its forward pass there: as much time as the backward pass takes is none that could be saved. Without a line
-    it is not known whether anything can be.
+    code has its forward pass there: as much time as the backward pass takes is none that could be saved, beside modules
+    as much as that takes longer than theirs. Without a line it is not known whether anything can be.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -176,7 +177,9 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     saving_s = total_s
     if has_forward:
         message += "; it includes the forward pass, because no call of a module was seen"
-        saving_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
+    if has_forward or not spent:
+        backward_s, forward_s = (snapshot.total_of_step_s(name) or 0.0 for name in (BACKWARD_PASS, FORWARD_PASS))
+        saving_s = max(0.0, total_s - max(0.0, backward_s - BACKWARD_TAKES * forward_s))
     if spent:
         fix, parts = fix_of(spent), sum(each.lines_part for each in spent)
         saving_s = min(saving_s, parts * (total_s + recording_s))

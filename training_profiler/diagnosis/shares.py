@@ -22,7 +22,13 @@ from training_profiler.base.sections import (
     VALIDATION_EPOCH,
 )
 from training_profiler.base.units import duration_text, ms_text, time_text
-from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, forward_fix, optimizer_fix, optimizer_saves
+from training_profiler.diagnosis.compute_fixes import (
+    COMPUTING_TRIALS,
+    FEW_TENSORS,
+    forward_fix,
+    optimizer_fix,
+    optimizer_saves,
+)
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import (
     LOADING_TRIALS,
@@ -32,6 +38,7 @@ from training_profiler.diagnosis.loader_fixes import (
     waiting_fix,
     waiting_saved,
 )
+from training_profiler.diagnosis.program import per_step
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
@@ -191,6 +198,12 @@ def _clips_at_once(snapshot: Snapshot) -> bool:
 
 def _fewer_metrics(snapshot: Snapshot) -> Fix:
     """Return the fix for norms and metrics. Clipping is part of the training, so it cannot be done less often."""
+    if calls := _clips_one_by_one(snapshot):
+        return Fix(
+            f"Call clip_grad_norm_ once for all parameters, not {calls:.0f} times a step; torch._foreach_norm and "
+            "torch._foreach_mul_ clip each by its own norm",
+            (Change.ONE_NORM, Change.FOREACH),
+        )
     rest = "the norm that clip_grad_norm_ returns; compute other norms and metrics every n-th step"
     if _clips_at_once(snapshot):
         return Fix(f"Use {rest}", (Change.LESS_OFTEN,))
@@ -200,8 +213,18 @@ def _fewer_metrics(snapshot: Snapshot) -> Fix:
 def _metrics_saved(snapshot: Snapshot) -> float:
     """Return the part of the time that its fix saves: nothing where it only clips gradients, and all at once."""
     section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
+    if _clips_one_by_one(snapshot):
+        return 0.8
     is_once = step is not None and section.count <= 1.2 * step.count
     return 0.0 if is_once and _clips_at_once(snapshot) else 0.5
+
+
+def _clips_one_by_one(snapshot: Snapshot) -> float:
+    """Return how often a step clips gradients, where a loop over parameters does; 0 for a few calls."""
+    section, calls = snapshot.sections[METRICS_COMPUTATION], per_step(snapshot, METRICS_COMPUTATION)
+    lines = snapshot.lines_of_steps(METRICS_COMPUTATION)
+    clipping = sum(share for line in lines for name, share in line.called.items() if name.endswith("clip_grad_norm_"))
+    return calls if calls >= FEW_TENSORS and clipping >= 0.5 * section.share > 0 else 0.0
 
 
 def _saves_of_waiting(finding: Finding, _: Snapshot) -> tuple[float, float]:

@@ -225,6 +225,10 @@ class GrowthWatch:
 
 def has_grown(kind: str, points: Any) -> bool:
     """Return whether so much of a kind grows, by its first, middle and last amounts."""
+    if (
+        kind == GRAPH
+    ):  # of several losses some may not lead there; a generator's is from before the discriminator's step
+        points = [point for point in points if point[1]]
     if len(points) < 3:
         return False
     first, middle, last = points[0][1], points[len(points) // 2][1], points[-1][1]

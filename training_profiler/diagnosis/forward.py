@@ -26,14 +26,13 @@ from training_profiler.diagnosis.places import (
     places_text,
     spent_text,
 )
-from training_profiler.diagnosis.program import is_on_cpu
+from training_profiler.diagnosis.program import constant_operators, is_on_cpu
 from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
 MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
-MANY_CONSTANTS: Final = 200  # operators
 A_GOOD_PART: Final = 0.3  # of the forward pass
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
 
@@ -60,7 +59,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
     if part < A_GOOD_PART:
         return None
-    if constants := _in_loops_for_constants(snapshot):
+    if constants := _looped_constants(snapshot):
         what = f"is in loops of Python that start short operators without gradients, {constants:,} in a step"
         lines = place_of_most(loops(snapshot), snapshot)
     elif program.forward is None:
@@ -90,6 +89,11 @@ def _sampled(snapshot: Snapshot, lines: Sequence[LineStats]) -> float:
     return min(1.0, sum(line.share for line in lines) / section.share)
 
 
+def _looped_constants(snapshot: Snapshot) -> int:
+    """Return how many operators without gradients loops in Python start; 0 where these are a small part."""
+    return constant_operators(snapshot) if _sampled(snapshot, loops(snapshot)) >= A_GOOD_PART else 0
+
+
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     """Return the time of forward passes that is surely in no operator, and its part of a step's; None if unknown.
 
@@ -115,23 +119,10 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
-    if _in_loops_for_constants(snapshot):
+    if _looped_constants(snapshot):
         sampled = max(sampled, _sampled(snapshot, loops(snapshot)))
     seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)
-
-
-def _in_loops_for_constants(snapshot: Snapshot) -> int:
-    """Return the operators of a forward pass that no backward pass follows, as of a mask filled in a loop; 0 if few.
-
-    A layer has about three times as many operators in its backward pass.
-    """
-    program = snapshot.program
-    if program.forward is None or program.operators < program.forward.operators:  # the backward pass was not counted
-        return 0
-    constants = program.forward.operators - (program.operators - program.forward.operators)
-    is_most = constants >= max(MANY_CONSTANTS, MOSTLY * program.forward.operators)
-    return constants if is_most and _sampled(snapshot, loops(snapshot)) >= A_GOOD_PART else 0
 
 
 @RULES.rule(

@@ -38,7 +38,6 @@ from training_profiler.diagnosis.loader_fixes import (
     waiting_fix,
     waiting_saved,
 )
-from training_profiler.diagnosis.program import per_step
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
@@ -47,6 +46,7 @@ from training_profiler.diagnosis.registry import (
     cost_of_run,
     found,
     has_enough_steps,
+    per_step,
     row_of,
 )
 from training_profiler.diagnosis.worker_plan import FREE_CPUS

@@ -59,22 +59,10 @@ def matching(name: str, patterns: list[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def sent(folder: Path, *launcher: str, **variables: str) -> list[str]:
-    """Return what came of objects that were sent to processes and workers."""
-    variables |= {f"{SWITCH}_STREAM": "stderr"}
-    return output_of(folder, launcher, "spawned_objects.py", **variables).splitlines()
-
-
-@pytest.fixture(scope="module")
-def sent_off(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return sent(tmp_path_factory.mktemp("sent"))
-
-
-@pytest.mark.parametrize(
-    ("launcher", "variables"), [((), {SWITCH: "1"}), (("-m", "training_profiler", "run"), {})], ids=["on", "run"]
-)
-def test_objects_can_be_sent_to_processes_and_workers(
-    tmp_path: Path, sent_off: list[str], launcher: tuple[str, ...], variables: dict[str, str]
-) -> None:
-    assert sent(tmp_path, *launcher, **variables) == sent_off
-    assert len(sent_off) == 9
+def test_objects_can_be_sent_to_processes_and_workers(tmp_path: Path) -> None:
+    off, on, under_run = (
+        output_of(tmp_path, launcher, "spawned_objects.py", **{f"{SWITCH}_STREAM": "stderr"}, **variables).splitlines()
+        for launcher, variables in (((), {}), ((), {SWITCH: "1"}), (("-m", "training_profiler", "run"), {}))
+    )
+    assert on == under_run == off
+    assert len(off) == 9

@@ -1,9 +1,8 @@
 """One rank is killed, stopped, or loses its disk: the others end as without the profiler, and the report names it."""
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ FEW = [fault for fault in FAULTS if fault.of_rank == 0 or fault.is_planted_at_st
 SEED = 13  # rank 1 unless the fault names another, early in the training
 
 
-def forked(words: Sequence[str], variables: dict[str, str], folder: Path, log: IO[bytes]) -> Any:
+def forked(words: list[str], variables: dict[str, str], folder: Path, log: Any) -> Any:
     """Start a rank in a fork of a process that has torch."""
     is_on = variables["PYTHONPATH"].startswith(BOOTSTRAP)
     return fork_server().start(words[1:], folder, variables, is_on, stdout=log, stderr=subprocess.STDOUT)

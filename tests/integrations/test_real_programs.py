@@ -19,14 +19,9 @@ from tests.system.scripts import ROOT, Outcome, environment, finish
 pytestmark = pytest.mark.integrations
 HERE = Path(__file__).parent
 RUN = ("-m", "training_profiler", "run")
+CPU = ("--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
 # These start an interpreter under the profiler, the others a fork of a process that has imported torch.
-STARTED = {
-    "accelerate": (
-        *(*RUN, "accelerate", "launch", "--cpu"),
-        *("--num_machines=1", "--num_processes=1", "--mixed_precision=no"),
-    ),
-    "hugging-face": RUN,
-}
+STARTED = {"accelerate": (*RUN, "accelerate", "launch", *CPU), "hugging-face": RUN}
 COMMANDS = {
     "accelerate": ("accelerate_accumulation.py",),
     "hugging-face": ("hugging_face_trainer.py",),

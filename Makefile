@@ -49,7 +49,7 @@ test-versions:
 
 # What relies on names that torch does not promise, with the newest one: a change there is seen here first.
 TORCH_TESTS := tests/instrumentation tests/recording/test_data_loader.py $(patsubst %,tests/system/test_%.py, \
-  capture capture_ends compile import_is_enough inferred_epochs manual_gradient_sync programs ranks tracing workers)
+  capture compile import_is_enough inferred_epochs manual_gradient_sync programs ranks tracing workers)
 test-newest:
 	$(MAKE) --no-print-directory test TORCH=newest TESTS="$(TORCH_TESTS)"
 

@@ -251,12 +251,6 @@ def with_too_many(uncounted: int, called: str = "<python>") -> Snapshot:
     return replace(run, lines={"forward_pass": (layer, loop)})
 
 
-def with_mask(operators: int, of_mask: int = 1_000) -> Snapshot:
-    """Return the same run with operators that were counted: of a step, and of its forward pass."""
-    facts = ProgramFacts(ADAM, operators=operators, forward=LONG._replace(operators=of_mask, operators_s=0.035))
-    return replace(with_too_many(15_000), program=facts)
-
-
 def with_calls(part: float, called: str = "F.one_hot", samples: int = 100) -> Snapshot:
     """Return a run in whose forward pass a line calls this function for this part of the time."""
     return replace(with_loop(part, LONG, samples, called), program=ProgramFacts(ADAM))
@@ -387,7 +381,6 @@ SAYS = {
         "the shortest pass shows it": varied(COUNTED, min_s=0.030),
         "a loop among many operators": with_loop(0.5, OF_800),
         "too many to be counted": with_too_many(15_000),
-        "a mask that no gradient passes": with_mask(1_400),
         "as long as the counted pass": with_a_small_batch(median_s=0.05),
         **{
             f"in {called}()": with_loop(0.5, OF_800, called=called)
@@ -471,8 +464,6 @@ SILENT = {
         "few samples": with_calls(0.9, samples=39),
     },
     "python-in-forward": {
-        "a recurrence": with_mask(4_000),
-        "a few operators": with_mask(200, of_mask=190),
         "not counted": run_with(ProgramFacts(ADAM)),
         "in operators": run_with(forward_of(operators_s=0.03)),
         "many operators, which is another finding": run_with(forward_of(operators=800)),

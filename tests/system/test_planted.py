@@ -139,7 +139,7 @@ def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path
         ("dense_table", "dense-embedding", "optimizer.step()"),
         ("loop_in_dataset", "data-loading-bound", "total += number"),
         ("one_hot_words", "calls-in-forward", "vectors = F.one_hot"),
-        ("filled_mask", "small-operators", "mask[row, column] ="),
+        ("filled_mask", "computed-constants", "mask[row, column] ="),
     ],
 )
 def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code: str, line: str) -> None:

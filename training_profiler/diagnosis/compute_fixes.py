@@ -5,6 +5,7 @@ from typing import Final
 from training_profiler.base.backends import CUDA
 from training_profiler.base.sections import OPTIMIZER_STEP
 from training_profiler.diagnosis.finding import Change, Fix
+from training_profiler.diagnosis.places import OWN_SAVES
 from training_profiler.model.program import OptimizerFacts
 from training_profiler.model.snapshot import Snapshot
 
@@ -20,10 +21,6 @@ WITH_MOMENTUM_SAVES: Final = 0.4
 # as long.
 FOREACH_SAVES: Final = 0.25
 OTHERWISE_SAVES: Final = 0.5
-# An own optimizer of one tensor after the other on the CPU, by a fused one of torch: Adam 57 to 89 %, SGD with momentum
-# 34 to 82 %, of 8 to 40 tensors of 1,024 to a million numbers. torch._foreach functions save as much of small tensors,
-# and nothing of 65,000 numbers each.
-OWN_SAVES: Final = 0.7
 COMPUTING_TRIALS: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
 IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 

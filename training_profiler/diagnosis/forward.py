@@ -26,7 +26,7 @@ from training_profiler.diagnosis.places import (
     places_text,
     spent_text,
 )
-from training_profiler.diagnosis.program import constant_operators, is_on_cpu
+from training_profiler.diagnosis.program import is_on_cpu
 from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
@@ -59,10 +59,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
     if part < A_GOOD_PART:
         return None
-    if constants := _looped_constants(snapshot):
-        what = f"is in loops of Python that start short operators without gradients, {constants:,} in a step"
-        lines = place_of_most(loops(snapshot), snapshot)
-    elif program.forward is None:
+    if program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
         lines = place_of_most(loops(snapshot), snapshot)
     else:
@@ -87,11 +84,6 @@ def _sampled(snapshot: Snapshot, lines: Sequence[LineStats]) -> float:
     if section is None or not section.share or sum(line.samples for line in samples) < SAMPLES_NEEDED:
         return 0.0
     return min(1.0, sum(line.share for line in lines) / section.share)
-
-
-def _looped_constants(snapshot: Snapshot) -> int:
-    """Return how many operators without gradients loops in Python start; 0 where these are a small part."""
-    return constant_operators(snapshot) if _sampled(snapshot, loops(snapshot)) >= A_GOOD_PART else 0
 
 
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
@@ -119,8 +111,6 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
-    if _looped_constants(snapshot):
-        sampled = max(sampled, _sampled(snapshot, loops(snapshot)))
     seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)
 

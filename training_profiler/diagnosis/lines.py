@@ -166,7 +166,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
     message = f"{share:.1%} of step time is in no section ({ms_text(per_step_s)} per step{recording}){beside}"
     of_run = max(0.0, other.share - loss)
-    if spent := activities(of_run, its_lines, has_forward):
+    if spent := activities(of_run, its_lines, has_forward, has_optimizer=snapshot.program.optimizer is not None):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
     named = places_named(lines_of(spent, its_lines), of_run)
@@ -174,12 +174,9 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if lines:
         evidence["lines"], fix = lines, IN_A_LIBRARY if is_of_library else CHEAPER_LINES
         message += f": {lines}"
-    saving_s = total_s
     if has_forward:
         message += "; it includes the forward pass, because no call of a module was seen"
-    if has_forward or not spent:
-        backward_s, forward_s = (snapshot.total_of_step_s(name) or 0.0 for name in (BACKWARD_PASS, FORWARD_PASS))
-        saving_s = max(0.0, total_s - max(0.0, backward_s - BACKWARD_TAKES * forward_s))
+    saving_s = max(0.0, total_s - _computed_beside_s(snapshot)) if has_forward or not spent else total_s
     if spent:
         fix, parts = fix_of(spent), sum(each.lines_part for each in spent)
         saving_s = min(saving_s, parts * (total_s + recording_s))
@@ -188,6 +185,12 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     elif is_of_library and not any(line.phase for line in named):  # a saving needs a cause; a callback can be left out
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
     return found(message, evidence, fix, saving_s=saving_s)
+
+
+def _computed_beside_s(snapshot: Snapshot) -> float:
+    """Return how much longer backward passes take than those of modules: as long as what they compute gradients of."""
+    backward_s, forward_s = (snapshot.total_of_step_s(name) or 0.0 for name in (BACKWARD_PASS, FORWARD_PASS))
+    return max(0.0, backward_s - BACKWARD_TAKES * forward_s)
 
 
 def _recording_s(snapshot: Snapshot, step: StepStats) -> float:

@@ -224,8 +224,8 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
     lost, least = cpu_loss(snapshot.machine).all, threshold_of(MACHINE_BUSY, snapshot)
     found = []
     for finding in findings:
-        # Steps vary on a busy machine also where no finding about it is wanted.
-        its_least = min(least, RULES[MACHINE_BUSY].threshold) if finding.code == "step-time-varies" else least
+        row = row_of(finding)  # steps vary on a busy machine also where no finding about it is wanted
+        its_least = min(least, RULES[MACHINE_BUSY].threshold) if row.is_uneven and not row.is_rise else least
         left = finding if lost <= its_least else _without(finding, lost, snapshot)
         found += [] if left is None else [left]
     return found

@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, FORWARD_WITHOUT_GRAD, OPTIMIZER_STEP
 from training_profiler.base.units import duration_text, ms_text, three_digits
-from training_profiler.diagnosis.finding import Change, Finding, Fix, joined
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_named, places_text
 from training_profiler.diagnosis.registry import (
@@ -33,7 +33,6 @@ SEPARATE_UPDATES: Final = Fix(
     (Change.DETACH,),
 )
 IN_FORWARD: Final = 0.25  # of these
-MANY_CONSTANTS: Final = 200  # operators
 OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
 SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
@@ -476,18 +475,6 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     )
 
 
-def constant_operators(snapshot: Snapshot) -> int:
-    """Return the operators of forward passes that no backward pass follows, as of a mask filled in a loop; 0 if few.
-
-    A layer has about three times as many operators in its backward pass.
-    """
-    program = snapshot.program
-    if program.forward is None or program.operators < program.forward.operators:  # the backward pass was not counted
-        return 0
-    constants = program.forward.operators - (program.operators - program.forward.operators)
-    return constants if constants >= max(MANY_CONSTANTS, 0.5 * program.forward.operators) else 0
-
-
 def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> Fix:
     """Return what to change; in ``forward`` is torch's recurrent layer that starts the operators, if one does."""
     is_compiled = snapshot.program.compiled is not None
@@ -506,11 +493,6 @@ def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> Fix:
             (Change.OTHER_MODEL, Change.OTHER_BATCHES),
         )
     fix = "Compute a whole batch or sequence at once instead of looping over it in Python; use torch's fused functions"
-    if constant_operators(snapshot):
-        once = Fix(
-            "Do this work once, ahead of time: most of these operators have no gradients", (Change.AHEAD_OF_TIME,)
-        )
-        return joined([once, Fix(fix, (Change.WHOLE_TENSORS, Change.FUSED)).as_next])
     if is_compiled:
         return Fix(fix, (Change.WHOLE_TENSORS, Change.FUSED))
     return Fix(f"{fix}; torch.compile may fuse the rest", (Change.WHOLE_TENSORS, Change.FUSED, Change.COMPILE))

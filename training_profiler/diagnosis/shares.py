@@ -221,7 +221,8 @@ def _metrics_saved(snapshot: Snapshot) -> float:
 
 def _clips_one_by_one(snapshot: Snapshot) -> float:
     """Return how often a step clips gradients, where a loop over parameters does; 0 for a few calls."""
-    section, calls = snapshot.sections[METRICS_COMPUTATION], per_step(snapshot, METRICS_COMPUTATION)
+    section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
+    calls = section.spans_in_steps / step.count if step is not None and step.count else 0.0
     lines = snapshot.lines_of_steps(METRICS_COMPUTATION)
     clipping = sum(share for line in lines for name, share in line.called.items() if name.endswith("clip_grad_norm_"))
     return calls if calls >= FEW_TENSORS and clipping >= 0.5 * section.share > 0 else 0.0

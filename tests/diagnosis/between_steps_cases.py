@@ -201,6 +201,24 @@ def fetched(facts=SKIPPED, is_map_style=True, **others):
     return replace(run, program=ProgramFacts(fetched_before=facts, **others), loaders=loaders)
 
 
+SKIPS = LineStats("data.py", 9, "sample", 0.10, 100)
+
+
+def streaming(first_s=20.0, count=1, total_s=20.0, lines=(SKIPS,), is_map_style=False, workers=None, others=(SKIPS,)):
+    """Return a run of 100 s whose first batch takes 20 s, and others 50 ms."""
+    run = snapshot_of({"data_loading": 0.5, "backward_pass": 0.5}, steps=100)
+    fetches = replace(run.sections["data_loading"], p50_s=0.05)
+    first = replace(fetches, name="first_fetch", count=count, total_s=total_s, max_s=first_s, share=0.1)
+    loader = replace(TRAINING, name="Stream", is_map_style=is_map_style, workers=workers)
+    return replace(
+        run,
+        wall_s=100.0,
+        sections={**run.sections, "data_loading": fetches, "first_fetch": first},
+        lines={"first_fetch": lines, "data_loading": others},
+        loaders=(loader,),
+    )
+
+
 def line(number: int, share: float, called: str = "", phase: str = "") -> LineStats:
     return LineStats("ppo.py", number, "main", share, 50, phase=phase, called={called: share} if called else {})
 
@@ -274,6 +292,10 @@ SAYS = {
         "its line is not known": fetched(SKIPPED._replace(place="")),
         "a pass over the data": fetched(SKIPPED._replace(is_skipped=False)),
     },
+    "stream-begins-late": {
+        "a line makes samples": streaming(),
+        "a worker makes them": streaming(lines=(), workers=replace(WORKERS, batch_max_s=19.0)),
+    },
     "short-epochs": {
         "what stands between them": in_epochs(20),
         "a trainer's checkpoints": in_epochs(
@@ -344,6 +366,14 @@ SILENT = {
         "nothing": fetched(None),
         "a tenth of the run": fetched(SKIPPED._replace(seconds=1.0)),
         "no steps": replace(fetched(), step=None),
+    },
+    "stream-begins-late": {
+        "each pass": streaming(count=3, total_s=60.0),
+        "by number": streaming(is_map_style=True),
+        "a short one": replace(streaming(first_s=3.0, total_s=3.0), wall_s=20.0),
+        "other lines, as of a file that is read": streaming(lines=(replace(SKIPS, function="Stream.__iter__"),)),
+        "no lines of other batches": streaming(others=()),
+        "workers that start slowly": streaming(lines=(), workers=replace(WORKERS, batch_max_s=1.0)),
     },
     "short-epochs": {
         "few epochs": in_epochs(9),

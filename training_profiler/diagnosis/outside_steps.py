@@ -5,7 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from training_profiler.base.framework_frames import CALLBACK
-from training_profiler.base.sections import CHECKPOINTING, FORWARD_PASS, FORWARD_WITHOUT_GRAD, WITHIN
+from training_profiler.base.sections import (
+    CHECKPOINTING,
+    DATA_LOADING,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    WITHIN,
+)
 from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
@@ -96,6 +103,50 @@ def fetched_before_training(snapshot: Snapshot, threshold: float) -> Finding | N
         seconds=facts.seconds,
         batches=facts.batches,
         lines=facts.place,
+    )
+
+
+@RULES.rule(
+    "stream-begins-late",
+    threshold=0.10,  # of the training time
+    saving=Saving.RUN,
+    claims=(FIRST_FETCH,),
+    saves=(0.5, 1.1),
+    changes=(Change.SKIPPED_BY_INDEX,),
+)
+def stream_begins_late(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a stream that makes samples for over 3 s before it yields the first one, in its first pass alone.
+
+    The line that makes the other samples, or the worker, has the time. A buffer that fills in each pass is none.
+    """
+    first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
+    training = [loader for loader in snapshot.loaders if loader.phase == "train"]
+    if first is None or fetches is None or len(training) != 1 or training[0].is_map_style is not False:
+        return None
+    loader, seconds, median_s = training[0], first.max_s or 0.0, fetches.p50_s or 0.0
+    lines, others = (places_named(snapshot.lines.get(each.name, ()), each.share)[:1] for each in (first, fetches))
+    of_worker = loader.workers.lines[:1] if loader.workers is not None else ()
+    if loader.workers is not None and of_worker and loader.workers.batch_max_s >= 0.8 * seconds:
+        text = f"a worker makes it so long, as where a resume skips samples: {of_worker[0].place} {of_worker[0].what}"
+    elif lines and others and (lines[0].file, lines[0].function) == (others[0].file, others[0].function):
+        text = f"it makes samples that it does not yield, as where a resume skips: {places_text(lines, first.share)}"
+    else:
+        return None
+    share = seconds / snapshot.training_s if snapshot.training_s else 0.0
+    if (
+        not has_enough_steps(snapshot)
+        or share <= threshold
+        or seconds <= 3
+        or first.total_s > 1.2 * seconds
+        or not median_s
+    ):
+        return None
+    return found(
+        f"The first batch of {loader.name} takes {duration_text(seconds)}, as long as {seconds / median_s:,.0f} "
+        f"others; {text}",
+        {"share_of_training": share, "threshold": threshold, "seconds": seconds, "lines": text.partition(": ")[2]},
+        _skipping(snapshot, 0),
+        saving_s=seconds - median_s,
     )
 
 

@@ -20,7 +20,7 @@ def train(instrumented, optimizer, model, steps=3, autocast=False):
 
 def test_optimizer_and_autocast_are_read_once(instrumented):
     model = nn.Linear(4, 2)
-    facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=30, autocast=True)
+    facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=40, autocast=True)
     assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector

@@ -358,7 +358,7 @@ class Outcome:
     applies: bool = True  # else the failure says what the change has not found
     seed: int | None = None
     samples: float = 0.0  # of a step; 0 is unknown
-    prints: tuple[int, ...] = ()
+    prints: tuple[Count, ...] = ()
     memory_bytes: Count = 0  # at most
     cpu: CpuUse = field(default_factory=CpuUse)  # of its blocks
 

@@ -12,7 +12,6 @@ from training_profiler.base.sections import (
 )
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
-from training_profiler.diagnosis.places import has_hugging_face_trainer
 from training_profiler.diagnosis.program import NEARLY_EMPTY, is_on_cpu
 from training_profiler.diagnosis.registry import (
     RULES,
@@ -231,7 +230,7 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         fixed_s = program.cpu.operator_s * program.operators * step.settled_count
     computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
-    is_of_trainer = facts.package == "transformers" or has_hugging_face_trainer(snapshot)
+    is_of_trainer = facts.package == "transformers" or snapshot.has_hugging_face_trainer
     has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""
     removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
     cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)

@@ -18,7 +18,6 @@ from training_profiler.diagnosis.places import (
     NAMED_FROM,
     activities,
     fix_of,
-    has_hugging_face_trainer,
     lines_of,
     of_it,
     places_named,
@@ -267,7 +266,7 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     loader = _loader(finding, snapshot) if kind == LOADER else None
     if loader is not None and loader.made_at:
         calls = [call for call in calls if call.site.place == loader.made_at]
-    if kind == LOADER and has_hugging_face_trainer(snapshot) and all(call.site.inside for call in calls):
+    if kind == LOADER and snapshot.has_hugging_face_trainer and all(call.site.inside for call in calls):
         finding = replace(finding, fix=Fix(finding.fix, finding.changes, tuple(map(_of_trainer, finding.actions))))
     if kind == OPTIMIZER:  # that with the most parameters, as far as its class shows
         calls = [call for call in calls if facts is not None and call.function == facts.name]

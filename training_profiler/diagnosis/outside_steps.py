@@ -18,7 +18,6 @@ from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
 from training_profiler.diagnosis.places import (
     activities,
-    has_hugging_face_trainer,
     places_named,
     places_text,
     spent_text,
@@ -156,7 +155,7 @@ def _skipping(snapshot: Snapshot, batches: int) -> Fix:
     if not all(loader.is_map_style for loader in snapshot.loaders if loader.phase == "train"):
         text = "let the data set begin there: by an argument, or state_dict() with torchdata's StatefulDataLoader"
     actions = [Action(text, (Change.SKIPPED_BY_INDEX,))]
-    if has_hugging_face_trainer(snapshot):
+    if snapshot.has_hugging_face_trainer:
         actions.insert(0, Action("TrainingArguments(..., ignore_data_skip=True)", (Change.OTHER_ORDER,)))
     return _either(actions, "If these were trained on before a resume: ")
 
@@ -194,7 +193,7 @@ def short_epochs(snapshot: Snapshot, threshold: float) -> Finding | None:
     if share <= threshold or saved_s < MIN_SAVING_S:
         return None
     in_phases_s = min(between_s, sum(part for phase, part in phases.items() if "saving" in phase) * snapshot.wall_s)
-    is_hugging_face = has_hugging_face_trainer(snapshot)
+    is_hugging_face = snapshot.has_hugging_face_trainer
     longer = f"RandomSampler(data, num_samples={AS_LONG} * len(data))"
     longer = f"train_dataset=ConcatDataset({AS_LONG} * [data])" if is_hugging_face else longer
     actions = [Action(f"make epochs {AS_LONG} times as long: {longer}", (Change.OTHER_ORDER,))]

@@ -8,10 +8,8 @@ from typing import Final, NamedTuple
 from training_profiler.base.sections import FORWARD_PASS
 from training_profiler.diagnosis.finding import Change, Fix, action_of, joined
 from training_profiler.model.lines import READ_BY_FUNCTION, hottest_functions, hottest_places
-from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import CHECKS, HOT_PLACES, HOT_SHARE, PYTHON, LineStats, Snapshot
 
-HUGGING_FACE_TRAINER: Final = "transformers/trainer.py"
 EACH_FROM: Final = 0.1
 
 
@@ -419,14 +417,3 @@ def place_of_most(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, s
         return {}
     places = [f"{place.place} {place.what}" for place in hottest_places(sorted(lines, key=lambda line: -line.share))]
     return {"lines": places[0]} if places else {}
-
-
-def has_hugging_face_trainer(snapshot: Snapshot) -> bool:
-    """Return whether the ``Trainer`` of Hugging Face runs the loop, whose arguments are then what can be changed.
-
-    Its lines say so where its loader was made before the run, as under its callback.
-    """
-    makers = [call.site.inside for call in snapshot.program.calls if call.kind == LOADER]
-    sections = (*snapshot.lines.values(), *snapshot.settled_lines.values())
-    loops = (line.inside for lines in sections for line in lines)
-    return any(inside.startswith(HUGGING_FACE_TRAINER) for inside in (*makers, *loops))

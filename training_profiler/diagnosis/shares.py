@@ -46,7 +46,6 @@ from training_profiler.diagnosis.registry import (
     cost_of_run,
     found,
     has_enough_steps,
-    per_step,
     row_of,
 )
 from training_profiler.diagnosis.worker_plan import FREE_CPUS

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from training_profiler.inspections.frozen_forward import FrozenForward
 from training_profiler.inspections.growth import GrowthWatch
-from training_profiler.inspections.inspection import Counts, Following, Inspection, SeenCall, UserProgram, is_watched
+from training_profiler.inspections.inspection import (
+    Counts,
+    Following,
+    Inspection,
+    SeenCall,
+    UserProgram,
+    classes_under_way,
+    is_watched,
+)
 from training_profiler.inspections.kept_graphs import GraphMarks
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
@@ -33,7 +41,7 @@ class EarlySteps:
         self._context = context
         program = UserProgram(context)
         self._repeats = RepeatedForward(program)
-        self._graphs = GraphMarks(context.calls)
+        self._graphs = GraphMarks(context.calls, classes_under_way)
         self._growth = GrowthWatch(program, lambda: context.detector, self._look_no_more)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)

@@ -263,6 +263,11 @@ def held_under_way(frame: FrameType | None) -> Iterator[Any]:
         frame = frame.f_back
 
 
+def classes_under_way(frame: FrameType | None) -> set[tuple[str, str]]:
+    """Return the files and names of the program's classes that the trainer holds which it has called."""
+    return {(file_of(kind), kind.__name__) for kind in map(type, held_under_way(frame))}
+
+
 def package_of(module: Any) -> str:
     """Return the package of a module's name."""
     return str(module).partition(".")[0]

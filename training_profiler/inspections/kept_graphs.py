@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
-from training_profiler.inspections.inspection import file_of, held_under_way
 from training_profiler.instrumentation.call_sites import CallSites
 from training_profiler.model.program import CallSite, KeptGraphs
 from training_profiler.safety.fault_guard import BackgroundThread
@@ -38,10 +37,14 @@ class _Mark:
 
 
 class GraphMarks:
-    """Marks the graphs of some early steps, one a step."""
+    """Marks the graphs of some early steps, one a step.
 
-    def __init__(self, calls: CallSites) -> None:
-        self._calls = calls
+    Args:
+        read_classes: returns files and names of the classes that a trainer holds whose method a frame is of.
+    """
+
+    def __init__(self, calls: CallSites, read_classes: Callable[[Any], set[tuple[str, str]]]) -> None:
+        self._calls, self._read_classes = calls, read_classes
         self._marks: list[tuple[int, list[weakref.ref[_Mark]]]] = []  # by update, those that are not old enough
         self._optimizer = self._updates = 0
         self._followed = self._kept = 0
@@ -62,8 +65,7 @@ class GraphMarks:
                 self._marks.append((self._updates, marks))
                 if self._site is None:
                     self._site = self._calls.site(frame)
-                    held = held_under_way(frame) if self._site and self._site.inside else ()
-                    self._classes = {(file_of(kind), kind.__name__) for kind in map(type, held)}
+                    self._classes = self._read_classes(frame) if self._site and self._site.inside else set()
 
     def update_ends(self, optimizer: Any) -> None:
         """Check whether a graph that is old by now is alive. Of several optimizers, the first one counts."""

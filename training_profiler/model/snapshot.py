@@ -27,7 +27,7 @@ from training_profiler.model.machine import MachineStats as MachineStats
 from training_profiler.model.machine import MemoryChange as MemoryChange
 from training_profiler.model.machine import Pause as Pause
 from training_profiler.model.machine import Price as Price
-from training_profiler.model.program import NOTHING_KNOWN, ProgramFacts
+from training_profiler.model.program import LOADER, NOTHING_KNOWN, ProgramFacts
 from training_profiler.model.ranks import AllRanksStats as AllRanksStats
 from training_profiler.model.ranks import AttemptStats as AttemptStats
 from training_profiler.model.ranks import GradientSyncStats as GradientSyncStats
@@ -420,6 +420,17 @@ class Snapshot:
         if total_s is None or self.step is None or not self.step.settled_s:
             return None
         return total_s / self.step.settled_s
+
+    @property
+    def has_hugging_face_trainer(self) -> bool:
+        """Whether the ``Trainer`` of Hugging Face runs the loop, whose arguments are then what can be changed.
+
+        Its lines say so where its loader was made before the run, as under its callback.
+        """
+        makers = [call.site.inside for call in self.program.calls if call.kind == LOADER]
+        sections = (*self.lines.values(), *self.settled_lines.values())
+        loops = (line.inside for lines in sections for line in lines)
+        return any(inside.startswith("transformers/trainer.py") for inside in (*makers, *loops))
 
     def lines_of_steps(self, name: str) -> tuple[LineStats, ...]:
         """Return the lines of ``name`` after warm-up; none if these are too few, and warm-up may have other lines."""

@@ -70,7 +70,12 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     ]
     largest_s = max((finding.potential_saving_s for finding in findings), default=0.0)
     findings.sort(
-        key=lambda finding: (not _is_first(finding, largest_s), _is_last(finding), -finding.potential_saving_s)
+        key=lambda each: (
+            not _is_first(each, largest_s),
+            _is_last(each),
+            -each.potential_saving_s,
+            row_of(each).says_where,
+        )
     )
     findings = cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]

@@ -343,7 +343,7 @@ class Hooked(lightning.LightningModule):
         self.outputs: list[torch.Tensor] = []
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        for _ in range(4):
+        for _ in range(8):
             self.layer.register_forward_hook(lambda module, inputs, output: output.abs().mean().item() and None)
         losses = [(self.layer(x) - y).square().mean() for x, y in batch.values()]
         loss = losses[0] + losses[1]
@@ -356,7 +356,7 @@ class Hooked(lightning.LightningModule):
 
 def test_what_only_the_module_has_is_named_and_loaders_by_their_keys(runs: Runs) -> None:
     runs.profile_as_run()  # which sees the loaders made
-    tensors = data(160).dataset.tensors
+    tensors = data(130).dataset.tensors
     loaders = {"clean": DataLoader(TensorDataset(*tensors), 8), "noisy": DataLoader(Noisy(*tensors), 8)}
     trainer_with(max_epochs=1, enable_checkpointing=False).fit(Hooked(), loaders)
     runs.end()

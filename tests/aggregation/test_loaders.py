@@ -274,7 +274,7 @@ SUMS = WorkerSums(
         WorkerLine("fetch", "data.py", 20, "Pictures.__getitem__", "", 24),
         WorkerLine("collate", "", 0, "", "", 8),
     ),
-    memory=(WorkerMemory(100, 150, 160), WorkerMemory(100, 210, 210)),
+    memory=(WorkerMemory(100, 150, 160), WorkerMemory(100, 210, 210, 50)),
 )
 
 
@@ -290,7 +290,7 @@ LINES = (
         ({}, {"workers": 2, "batches": 20, "samples": 100, "busy": 0.8, "sampling_share": 0.0005, "batch_avg_s": 0.08}),
         ({}, {"cpu_avg_s": 0.06, "cpu_wait_avg_s": 0.01, "batch_max_s": 0.3, "lines": LINES}),
         ({}, {"phases": {"fetch": 0.24, "transform": 0.48, "collate": 0.08, "idle": 0.2}}),
-        ({}, {"memory_bytes": 210, "memory_growth_bytes": 110}),
+        ({}, {"memory_bytes": 210, "memory_growth_bytes": 110, "memory_copied_bytes": 50}),
         ({"queued_ns": 1_800 * MS}, {"cpu_wait_avg_s": 0.02}),  # a worker also waits for a CPU between batches
         ({"queued_ns": 10 * MS, "cpu_ns": 1_900 * MS}, {"cpu_wait_avg_s": 0.0}),
         ({"waits": 100, "pin_waits": 40, "pinning": 20}, {"pinning_share": 0.5}),

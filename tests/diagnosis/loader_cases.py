@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.support.loader_workers import WORKERS as BUSY_WORKERS
+from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.model.lines import StreamRepeats
 from training_profiler.model.program import LOADER, OPTIMIZER, CallFacts, CallSite, OptimizerFacts, ProgramFacts
@@ -99,7 +101,15 @@ def optimizing() -> Snapshot:
     return replace(run, program=facts)
 
 
+def copying(copied: int | None, num_workers: int = 2) -> Snapshot:
+    """Return a run on a machine of 10 GiB whose workers have copied so much each."""
+    workers = replace(BUSY_WORKERS, memory_copied_bytes=copied)
+    run = run_with(replace(loader("0"), num_workers=num_workers, workers=workers, data_set="Texts"))
+    return replace(run, machine=replace(machine(1.0), ram_host_total_bytes=10 * 2**30))
+
+
 SAYS = {
+    "workers-copy-memory": {"of two workers": copying(2**30)},
     "stream-repeated": {
         "each yields all": streaming(REPEATS, lines=(ITERATES,)),
         "some of four": streaming(replace(REPEATS, workers=4)),
@@ -149,6 +159,12 @@ SAYS = {
     "optimizer-heavy": {"the call of the one with most parameters": optimizing()},
 }
 SILENT = {
+    "workers-copy-memory": {
+        "one worker": copying(2**30, num_workers=1),
+        "a little": copying(200 * 2**20),
+        "unknown": copying(None),
+        "the machine is unknown": replace(copying(2**30), machine=None),
+    },
     "stream-repeated": {
         "divided": streaming(replace(REPEATS, times=1.0)),
         "as often as drawn samples": streaming(replace(REPEATS, times=1.5)),

@@ -14,6 +14,7 @@ from training_profiler.model.location import Location
 from training_profiler.sampling import worker_observer as observer_module
 from training_profiler.sampling.loader_workers import Mailbox
 from training_profiler.sampling.worker_observer import (
+    CopiedMemory,
     FetchTimes,
     WorkerObserver,
     WorkerStackReader,
@@ -171,3 +172,37 @@ def test_outside_of_the_loop_nothing_is_seen() -> None:
     frame, _ = stack(TRAIN, ITEM)
     _, loop = stack(LOOP)
     assert WorkerStackReader(loop, lambda: PLACES).read({MAIN_THREAD: frame}, MAIN_THREAD) is None
+
+
+@pytest.mark.parametrize(
+    ("private_kib", "resident_kib", "copied_kib"),
+    [
+        (9_000, 50_000, 8_000),  # pages that were shared
+        (9_000, 58_000, 0),  # memory of its own
+        (9_000, 54_000, 4_000),
+        (500, 40_000, 0),
+    ],
+)
+def test_private_memory_that_makes_no_worker_larger_was_copied(tmp_path, private_kib, resident_kib, copied_kib):
+    rollup = tmp_path / "smaps_rollup"
+    copied = CopiedMemory(rollup)
+    text = "00400000-7fff [rollup]\nRss: {} kB\nPrivate_Dirty: {} kB\n"
+    rollup.write_text(text.format(50_000, 1_000))
+    copied._look()
+    rollup.write_text(text.format(resident_kib, private_kib))
+    copied._first = (*copied._first[:2], -(2**40))  # enough page faults
+    copied._look()
+    assert copied._bytes == copied_kib * 1024
+
+
+def test_pages_that_others_let_go_of_are_not_copied(tmp_path):
+    rollup = tmp_path / "smaps_rollup"
+    copied = CopiedMemory(rollup)
+    for private_kib in (1_000, 10**9):
+        rollup.write_text(f"00400000-7fff [rollup]\nRss: 50000 kB\nPrivate_Dirty: {private_kib} kB\n")
+        copied._look()
+    assert copied._bytes < 2**30
+
+
+def test_without_linux_nothing_is_known_to_be_copied(tmp_path):
+    assert CopiedMemory(tmp_path / "missing").look() == 0

@@ -260,6 +260,19 @@ def test_memory_leak_is_found(tmp_path: Path) -> None:
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
 
 
+@pytest.mark.parametrize("arguments", [(), ("fixed",), ("cached",)])
+def test_workers_that_copy_a_list_by_reading_it_are_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    _, report = outcome_of("copied_list", tmp_path, f"{NOISE},workers-copy-memory=0.0005", *arguments)
+    findings = [each for each in report["findings"] if each["code"] == "workers-copy-memory"]
+    if arguments:
+        assert findings == []
+        return
+    (finding,) = findings
+    objects_bytes = 6_400 * 250 * sys.getsizeof(1.0)
+    assert 0.2 * objects_bytes < finding["evidence"]["copied_bytes"] < 1.4 * objects_bytes
+    assert "Keep what Texts lists in a NumPy array" in finding["fix"]
+
+
 @pytest.mark.parametrize("arguments", [(), ("fixed",), ("short",)])
 def test_a_log_that_is_written_again_is_named_with_what_adding_a_line_saves(
     tmp_path: Path, arguments: tuple[str, ...]

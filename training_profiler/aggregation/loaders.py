@@ -57,6 +57,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         ),
         memory_bytes=max((memory.last for memory in sums.memory), default=None),
         memory_growth_bytes=max((memory.last - memory.first for memory in sums.memory), default=None),
+        memory_copied_bytes=max((memory.copied for memory in sums.memory), default=None),
         in_order_wait_share=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
         pinning_share=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
         sampling_share=sums.sampling_ns / sums.wall_ns,

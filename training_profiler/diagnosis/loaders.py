@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.base.framework_frames import SAMPLER
 from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
-from training_profiler.base.units import ms_text
+from training_profiler.base.units import bytes_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps
@@ -236,6 +236,36 @@ def same_order(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _training(snapshot: Snapshot) -> list[LoaderStats]:
     return [loader for loader in snapshot.loaders if loader.phase == "train" and loader.batches >= BATCHES_NEEDED]
+
+
+@RULES.rule(
+    "workers-copy-memory",
+    0.05,
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.MAPPED_DATA,),
+    is_of_workers=True,
+)  # of the machine's memory, all workers of a loader
+def workers_copy_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag workers that copy over 5 % of the machine's memory by writing to what the training has made, two or more.
+
+    Reading an object of Python writes to it, as its references are counted.
+    """
+    total = None if snapshot.machine is None else snapshot.machine.ram_host_total_bytes
+    for loader in _training(snapshot):
+        copied = 0 if loader.workers is None else loader.workers.memory_copied_bytes or 0
+        share = copied * (loader.num_workers or 0) / total if total else 0.0
+        if share <= threshold or (loader.num_workers or 0) < 2:
+            continue
+        data_set = loader.data_set or "the data set"
+        return found(
+            f"Each of the {loader.num_workers} workers copies up to {bytes_text(copied)} of the memory that it has in "
+            f"common with the training, {share:.0%} of the machine's in all, as by reading Python objects, whose "
+            "references are counted",
+            {"ram_share": share, "threshold": threshold, "copied_bytes": copied, "workers": loader.num_workers or 0},
+            f"Keep what {data_set} lists in a NumPy array, or in one bytes buffer with an array of offsets",
+        )
+    return None
 
 
 @RULES.rule(

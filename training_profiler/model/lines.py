@@ -59,6 +59,9 @@ class WorkerStats:
     lines: tuple[WorkerLineStats, ...] = ()  # most samples first
     memory_bytes: int | None = None  # resident, of the largest worker at its end
     memory_growth_bytes: int | None = None  # of the worker that grew most, since its first batches
+    memory_copied_bytes: int | None = (
+        None  # of the training's that the worker with most of it has copied by writing there
+    )
     in_order_wait_share: float | None = None  # share of the training's waiting in which later batches were ready
     pinning_share: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling

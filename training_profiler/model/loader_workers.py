@@ -87,6 +87,7 @@ class WorkerMemory(NamedTuple):
     first: Count  # with its first batches made
     last: Count
     peak: Count
+    copied: Count = 0  # what it had in common with the training, until it wrote there
 
 
 class SamplePrints(NamedTuple):

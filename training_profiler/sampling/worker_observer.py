@@ -208,6 +208,7 @@ class WorkerObserver:
         self._main = threading.get_ident()
         self._queue, self._queued_ns = RunQueue(python_threads=list), 0
         self._memory: WorkerMemory | None = None
+        self._copied = CopiedMemory()
         self._patches, self._switch_interval = Patches(), SwitchInterval()
         self._guard = FaultGuard()
         self._stop = (new_stop or closed_lock)()
@@ -219,6 +220,7 @@ class WorkerObserver:
         Raises:
             RuntimeError: no thread can be started.
         """
+        self._copied.look()
         self._thread.start()
         fetch = sys.modules.get("torch.utils.data._utils.fetch")
         for name in _FETCHERS:
@@ -292,7 +294,7 @@ class WorkerObserver:
             return WorkerSums(workers=1, sampling_ns=sampling_ns)
         if (now := resident_bytes()) is not None:
             before = self._memory or WorkerMemory(now, now, now)
-            self._memory = WorkerMemory(before.first, now, max(before.peak, now))
+            self._memory = WorkerMemory(before.first, now, max(before.peak, now), self._copied.look())
         return WorkerSums(
             workers=1,
             batches=times.batches,
@@ -328,6 +330,38 @@ def observe_worker(loop: CodeType, new_stop: Callable[[], StopLock] | None = Non
 def _cpu_ns() -> int:
     """Return the CPU time of this process, and of its children that have ended."""
     return time.process_time_ns() + int(sum(os.times()[2:4]) * NS_PER_S)
+
+
+class CopiedMemory:
+    """What a worker has copied of the memory that it has in common with the training, by writing there.
+
+    Then its private memory grows and its resident memory does not, and each page has been a page fault. Pages that
+    others let go of are private, too, without a fault.
+    """
+
+    def __init__(self, rollup: Path = Path("/proc/self/smaps_rollup")) -> None:
+        self._rollup, self._next_ns, self._bytes = rollup, 0, 0
+        self._first: tuple[int, int, int] | None = None
+
+    def look(self) -> int:
+        """Return the bytes; look again where that is less than a hundredth of the time since."""
+        begin_ns = time.perf_counter_ns()
+        if begin_ns >= self._next_ns:
+            with suppress(OSError, ValueError, LookupError):
+                self._look()
+            self._next_ns = 101 * time.perf_counter_ns() - 100 * begin_ns
+        return self._bytes
+
+    def _look(self) -> None:
+        rows = (line.split() for line in self._rollup.read_text(encoding="ascii").splitlines()[1:])
+        kib = {row[0]: int(row[1]) for row in rows}
+        import resource  # Linux has it, as it has the file
+
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt * os.sysconf("SC_PAGE_SIZE")
+        now = kib["Private_Dirty:"] * 1024, kib["Rss:"] * 1024, faults
+        self._first = self._first or now
+        private, resident, faulted = (last - first for first, last in zip(self._first, now, strict=True))
+        self._bytes = max(self._bytes, min(private - max(0, resident), faulted))
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:

@@ -5,10 +5,9 @@ import sys
 import weakref
 from collections.abc import Callable
 from itertools import islice
-from time import perf_counter_ns
+from time import perf_counter
 from typing import Any, Final
 
-from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import is_watched
 from training_profiler.instrumentation.call_sites import dtype_name, optimizer_facts
 from training_profiler.instrumentation.context import PatchContext
@@ -153,12 +152,12 @@ class ProgramReader:
 
 def _gradient_s(gradient: Any) -> float:
     """Return how long zeros for such a gradient take, which each backward pass makes: the quicker of two."""
-    rows, spent_ns = min(len(gradient), max(1, TIMED_BYTES // gradient[0].nbytes)), []
+    rows, spent_s = min(len(gradient), max(1, TIMED_BYTES // gradient[0].nbytes)), []
     for _ in range(2):
-        began_ns = perf_counter_ns()
+        began_s = perf_counter()
         gradient.new_zeros((rows, *gradient.shape[1:]))
-        spent_ns.append(perf_counter_ns() - began_ns)
-    return float(min(spent_ns) / NS_PER_S * len(gradient) / rows)
+        spent_s.append(perf_counter() - began_s)
+    return float(min(spent_s) * len(gradient) / rows)
 
 
 def _dense_weight(module: Any) -> Any:

@@ -84,6 +84,7 @@ def _ranks(values: Floats) -> Floats:
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
 GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again
 SCREEN_ERROR: Final = 0.3  # of the choice of what they show again
+CONTROL_ERROR: Final = 0.01  # of the control's interval: beyond it, a session's gains are lost, and it has two controls
 FUTILE_BELOW: Final = 0.01  # a gain that cannot be larger is not measured further
 FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the last look
 SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
@@ -158,12 +159,15 @@ class Effect:
         return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
 
 
-def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None]) -> Effect | None:
+def effect_of(
+    changed: Sequence[float | None], *unchanged: Sequence[float | None], error: float = INTERVAL_ERROR
+) -> Effect | None:
     """Return the effect of a change; None without a round that has all blocks.
 
     Args:
         changed: seconds a step in the block of each round; None where it did not run.
         unchanged: the same of each unchanged training.
+        error: of the interval.
     """
     rounds = min(len(changed), *map(len, unchanged))
     seconds = np.column_stack([np.asarray(each[:rounds], np.float64) for each in (changed, *unchanged)])
@@ -171,7 +175,7 @@ def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None
     if not len(seconds):
         return None
     logs = _independent(np.log(seconds))
-    shift, low, high = shift_of(logs, INTERVAL_ERROR)
+    shift, low, high = shift_of(logs, error)
     total = float(seconds[:, 0].sum() / seconds[:, 1:].mean(axis=1).sum()) - 1
     return Effect(expm1(shift), expm1(low), expm1(min(high, 50.0)), faster_p(logs), len(seconds), total)
 
@@ -282,7 +286,7 @@ class Wave:
     def effects(self) -> dict[str, Effect]:
         """Return the effect of each change, and of the control."""
         unchanged, again = self.block_s[UNCHANGED], self.block_s[AGAIN]
-        found = {AGAIN: effect_of(again, unchanged)}
+        found = {AGAIN: effect_of(again, unchanged, error=CONTROL_ERROR)}
         found |= {name: effect_of(self.block_s[name], unchanged, again) for name in self.changes}
         return {name: effect for name, effect in found.items() if effect is not None}
 

@@ -108,6 +108,7 @@ MAY_BE_ASSIGNED = {
     ("storage", "totals.coupling"),
     # Objects of Python, ctypes, torch and protobuf.
     ("cli.run", "parser"),
+    ("cli.bisect", "parser"),
     ("cli.try_command", "parser"),
     ("component_benchmark", "leaf"),
     ("component_benchmark", "parameter"),

@@ -10,7 +10,8 @@ import pytest
 from tests.support.commands import refused
 from tests.trials.test_results import RESULTS
 from training_profiler.cli import main
-from training_profiler.cli.try_command import ProgressLine, _count, _names, seconds
+from training_profiler.cli.try_command import _count, _names
+from training_profiler.cli.trying import ProgressLine, seconds
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials.launcher import Program

@@ -80,8 +80,8 @@ def _json(path: Path, client: Client, is_undone: bool) -> str:
         data: dict[str, Any] = json.loads(old or "{}")
         servers = dict(data.get(client.key, {}))
     except (ValueError, TypeError, AttributeError):
-        by_hand = json.dumps({SERVER: entry})
-        raise ProfilerError(f"{path} is not plain JSON; add this to {client.key!r} yourself: {by_hand}") from None
+        manually = json.dumps({SERVER: entry})
+        raise ProfilerError(f"{path} is not plain JSON; add this to {client.key!r} yourself: {manually}") from None
     servers.pop(SERVER, None)
     data = {**data, client.key: servers if is_undone else {**servers, SERVER: entry}}
     if is_undone and not servers:

@@ -184,9 +184,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in paths:
         if arguments.paths and not path.exists():
             raise RunFolderError(f"{path} does not exist; give folders of runs, run folders or traces")
-    served = ServedRuns(paths)
-    folder = next((path for path in paths if path.is_dir()), runs_folder())
-    programs = ServedPrograms(Path.cwd(), folder.resolve(), served.findings) if arguments.run else None
+    served = ServedRuns([*paths, *([runs_folder()] if arguments.run and arguments.paths else [])])
+    programs = ServedPrograms(Path.cwd(), runs_folder().resolve(), served.findings) if arguments.run else None
     server = server_of(served, programs)
     try:
         server.run("stdio")

@@ -35,7 +35,7 @@ Progress = Callable[[float, str], Awaitable[None]]
 
 
 class ServedPrograms:
-    """Runs Python programs below ``folder``, with their run folders in ``runs``; ``findings`` reads one of these.
+    """Runs Python programs below ``folder``; their run folders are in ``runs``, and ``findings`` reads one of these.
 
     A program is a list of words as after `python`: ["train.py", "--lr", "1e-3"]. What it writes while a change is tried
     is removed afterwards.
@@ -125,7 +125,6 @@ class ServedPrograms:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"RECTIFIED_FLOW_PROFILE_DIR": str(self._runs)},
         )
         output = asyncio.ensure_future(process.communicate())
         try:

@@ -21,23 +21,18 @@ import argparse
 import json
 import os
 import re
-import shutil
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from training_profiler.base.errors import ProfilerError, RunFolderError
-from training_profiler.base.text import encodable, one_line
-from training_profiler.base.units import duration_text, read_seconds
 from training_profiler.cli import nearest
 from training_profiler.cli.common import as_markdown, layout_of_stdout, percentage, runs_folder, say, write
 from training_profiler.cli.compare import SLOWER_STATUS
-from training_profiler.cli.run import resolve
-from training_profiler.reports.layout import Layout, shortened
+from training_profiler.cli.trying import INTERRUPTED, TABLE, ProgressLine, program_of, seconds, shown_name
+from training_profiler.reports.layout import Layout
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import MASK, describe_process, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
@@ -55,8 +50,6 @@ from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 from training_profiler.trials.variants import AS_IT_IS, Variant, of_arguments, of_commit, of_patch
 
 BUDGET: Final = "5m"
-INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
-TABLE: Final = "training_profiler.trials.treatments"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -104,14 +97,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="exit with status 1 if the change fails, or is shown to be slower by at least that much, e.g. 3%%",
     )
     parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
-
-
-def seconds(word: str) -> float:
-    """Return the time that an argument such as 90s names."""
-    found = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
-    if found is None or not 0 < found < 1e9:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
-    return found
 
 
 def _count(word: str) -> int:
@@ -212,28 +197,6 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return words if arguments.module is None else ["-m", arguments.module, *words]
 
 
-def program_of(words: list[str]) -> Program:
-    """Return the program that a command names.
-
-    Raises:
-        ProfilerError: there is none.
-    """
-    if words[0].endswith(".py") and not os.path.exists(words[0]):
-        raise ProfilerError(f"{words[0]} does not exist")
-    program, command, is_python = resolve(words)
-    if command[0] != words[0] and not words[0].startswith("-") and not os.path.exists(words[0]):
-        raise ProfilerError(f"{words[0]} is neither a file nor a command")
-    if not program:
-        raise ProfilerError("this Python does not know its own path; put it in front of the script")
-    return Program([program, *command[1:]], is_python, _shown(words))
-
-
-def _shown(words: Sequence[str]) -> str:
-    if "-m" in words[:-1] and not any(word.endswith(".py") for word in words):
-        return words[words.index("-m") + 1]
-    return os.path.basename(next((word for word in words if word.endswith(".py")), words[0]))  # also behind a launcher
-
-
 def _resume(folder: Path, arguments: argparse.Namespace) -> int:
     if not is_of_this_user(folder):
         raise RunFolderError(f"{folder}: {OF_OTHERS}, so the command that it names is not run")
@@ -243,7 +206,7 @@ def _resume(folder: Path, arguments: argparse.Namespace) -> int:
     words = _words(arguments)
     if not words and MASK in " ".join(state.words):
         raise RunFolderError("arguments that resemble secrets were not kept: write the program after --resume RUN")
-    program = program_of(words) if words else Program(state.words, state.is_python, _shown(state.words[1:]))
+    program = program_of(words) if words else Program(state.words, state.is_python, shown_name(state.words[1:]))
     different = why_another(state.identity, identity_of(program, describe_process(read_settings())))
     if different is not None:
         raise RunFolderError(f"{folder} cannot go on: {different}")
@@ -312,39 +275,3 @@ def _print(results: Results, folder: Path, is_json: bool) -> int:
     else:
         write(render_results(results, typed_path(folder), layout_of_stdout()))
     return 0
-
-
-class ProgressLine:
-    """A line on stderr that says what is under way, where that is a terminal."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._budget_s = budget_s
-        self._is_terminal = sys.stderr.isatty()
-        self._begin_s = time.monotonic()
-        self._width = 0
-
-    def show(self, part: float, doing: str) -> None:
-        """Show what is under way, and how much time is left at most."""
-        if not self._is_terminal:
-            return
-        left_s = max(0.0, self._budget_s - (time.monotonic() - self._begin_s))
-        filled = round(10 * min(1.0, part))
-        bar, left = f"[{'#' * filled}{'.' * (10 - filled)}] ", f", at most {duration_text(left_s)} left"
-        room = shutil.get_terminal_size().columns - 1 - len(bar) - len(left)
-        text = f"{bar}{shortened(encodable(one_line(doing), sys.stderr.encoding), max(10, room))}{left}"
-        sys.stderr.write(f"\r{text:<{self._width}}")
-        sys.stderr.flush()
-        self._width = len(text)
-
-    def note(self, text: str) -> None:
-        """Print the lines of a text."""
-        self.clear()
-        for line in text.splitlines():
-            say(line)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._width:
-            sys.stderr.write(f"\r{'':<{self._width}}\r")
-            sys.stderr.flush()
-            self._width = 0

@@ -41,8 +41,8 @@ from training_profiler.model.snapshot import (
 PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
 WRITES: Final = frozenset(("open", "dump", "dumps", "save", "write", "writelines", "writerows", "to_csv", "to_json"))
 COPIED: Final = Fix(
-    "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
-    "into it; or keep the pieces in a list (.detach()) and put them together once",
+    "Make the tensor once with room for all, and write rows into it: one that grows by a piece is copied as a whole "
+    "each time; or keep the pieces in a list (.detach()) and put them together once",
     (Change.DETACH, Change.ROOM_FOR_ALL),
 )
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause

@@ -165,9 +165,10 @@ def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: 
         return [*_cut(layout, text, first, "      ", MOST_ACTION_LINES), saving]
     saving = _in_columns(cells).strip()
     space = layout.width - len(saving)
-    lines = _cut(replace(layout, width=space - 2), text, first, "      ", MOST_ACTION_LINES)
-    if len(lines) > 1 and len(alone := _cut(layout, text, first, "      ", MOST_ACTION_LINES)) < len(lines):
-        lines = [*alone, ""]
+    lines = _cut(layout, text, first, "      ", MOST_ACTION_LINES)  # what is typed stays on a line, where it fits
+    lines += [""] * (len(lines[-1]) > space - 2)
+    beside = _cut(replace(layout, width=space - 2), text, first, "      ", MOST_ACTION_LINES)
+    lines = beside if len(beside) < len(lines) else lines
     lines[-1] = f"{lines[-1]:<{space}}" + layout.color(saving, "green")
     return lines
 

@@ -247,7 +247,7 @@ def test_slowing_steps_are_found(tmp_path: Path) -> None:
     line = next(number for number, text in enumerate(source, 1) if text.startswith("        mean = sum("))
     by_code = {finding["code"]: finding for finding in report["findings"]}
     if "growing-work" in by_code:  # says more, and needs samples of the line in each part of the run
-        what = f"slowing_step.py:{line} main takes longer with history, which grew from"
+        what = f"slowing_step.py:{line} main takes longer as history grew from"
         assert by_code["growing-work"]["finding"].startswith(what)
         return
     assert by_code["slowing-down"]["evidence"]["rise"] > 0.3

@@ -180,7 +180,7 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     where = line.line if is_line and line else name_of(section)
     first, last = grown.points[0][1], grown.points[-1][1]
     return cost.finding(
-        f"{where} takes longer with {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
+        f"{where} takes longer as {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
         f"{time_text(after_s)} after",
         COPIED if is_line and copies_all(change) else _growth_fix(grown, line.called if is_line and line else ""),
         section=section,
@@ -233,14 +233,14 @@ def _is_worked_through(grown: Grown, place: str) -> bool:
 def _growth_text(grown: Grown) -> str:
     first, last = grown.points[0][1], grown.points[-1][1]
     if grown.kind == SIZE:
-        return f"{grown.name}, which grew from {first:,.0f} to {last:,.0f} elements"
+        return f"{grown.name} grew from {first:,.0f} to {last:,.0f} elements"
     if grown.kind in SUBNORMAL:
-        return f"subnormal floats, which grew from {first:.0f}% to {last:.0f}% of {grown.name}"
+        return f"subnormal floats grew from {first:.0f}% to {last:.0f}% of {grown.name}"
     if grown.kind == UPDATED:
         at = f", added at {grown.place}" if grown.place else ""
-        return f"the parameters of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
+        return f"the parameters of {grown.name} grew from {first:,.0f} to {last:,.0f}{at}"
     at = f", the newest from {grown.place}" if grown.place else ""
-    return f"the hooks of {grown.name}, which grew from {first:,.0f} to {last:,.0f}{at}"
+    return f"the hooks of {grown.name} grew from {first:,.0f} to {last:,.0f}{at}"
 
 
 def _growth_fix(grown: Grown, called: str) -> Fix:

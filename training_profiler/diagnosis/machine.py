@@ -34,15 +34,14 @@ EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cau
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
 _FIXES: Final = {
     OTHERS: Fix(
-        "Run it again on an idle machine, or with reserved CPUs, before changing code: every time includes this "
-        "waiting",
+        "Run it again on an idle machine, or with reserved CPUs, before changing code: all times include this waiting",
         (Change.OTHER_MACHINE,),
     ),
     QUOTA: Fix(
         "Raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu), or use fewer threads and workers",
         (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
     ),
-    HYPERVISOR: Fix("Use a machine with dedicated CPUs: every time includes this waiting", (Change.OTHER_MACHINE,)),
+    HYPERVISOR: Fix("Use a machine with dedicated CPUs: all times include this waiting", (Change.OTHER_MACHINE,)),
     MEMORY: Fix("Free memory on this machine: programs that wait for memory pages make no progress"),
 }
 ONE_THREAD: Final = (

@@ -166,9 +166,9 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             "max_s": pause.max_s,
             "pages_per_step": pages,
         },
-        "MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296; with glibc it keeps the freed memory "
-        "of tensors on the CPU, as jemalloc and tcmalloc do (LD_PRELOAD). Or use memory again instead of freeing it in "
-        "each step (out=, buffers that stay)",
+        "Start it with MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296; with glibc it keeps the "
+        "freed memory of tensors on the CPU, as jemalloc and tcmalloc do (LD_PRELOAD). Or use memory again instead of "
+        "freeing it in each step (out=, buffers that stay)",
         saving_s=pause.seconds * step.settled_s / step.total_s,
     )
 

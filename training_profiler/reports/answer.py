@@ -21,7 +21,7 @@ WIDEST: Final = 110  # columns; longer lines are harder to read
 MARGIN: Final = " " * 10  # of what follows VERDICT
 SAVING_FROM: Final = 72  # columns: then a saving stands right of its action
 MOST_ACTION_LINES: Final = 3
-OF_WHAT: Final = "training", "the run"  # is the part that an action saves, after what it makes of a step
+OF_WHAT: Final = "training", "  saved"  # heads of the part of the training time and the time that an action saves
 MOST_COMMANDS: Final = 3
 
 

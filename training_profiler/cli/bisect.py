@@ -100,15 +100,8 @@ class _Search:
         folder = self.scratch / f"of-{self.done}"
         folder.mkdir()
         note = self.progress.note if self.done == 1 else lambda text: None
-        return Launcher(
-            self.program,
-            folder,
-            TABLE,
-            note,
-            self.interruption.check,
-            self._variant(commit),
-            allow_writes=self.allow_writes,
-        )
+        variant = self._variant(commit)
+        return Launcher(self.program, folder, TABLE, note, self.interruption.check, self.allow_writes, variant)
 
 
 def run(arguments: argparse.Namespace) -> int:

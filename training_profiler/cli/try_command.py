@@ -143,9 +143,7 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
     changed, base = _variants(arguments)
     progress = ProgressLine(arguments.budget)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        launcher = Launcher(
-            program, scratch, TABLE, progress.note, interruption.check, base, allow_writes=arguments.allow_writes
-        )
+        launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes, base)
         try:
             session = ChangeSession(launcher, changed, arguments.budget, runs, progress.show)
             results = session.run()

@@ -104,8 +104,8 @@ class Launcher:
     table: str  # module that has ``TREATMENTS``, for the trials' processes
     on_promise: Callable[[str], None] = lambda promise: None  # called once, with what is kept apart and what is not
     check: Callable[[], None] = lambda: None
-    base: Variant = AS_IT_IS  # of the program, unless a start names another
     allow_writes: bool = False  # whether trainings may be kept apart less well where nothing else works
+    base: Variant = AS_IT_IS  # of the program, unless a start names another
 
     def __post_init__(self) -> None:
         self._ways = WAYS_WITH_WRITES if self.allow_writes else WAYS

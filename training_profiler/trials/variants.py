@@ -54,9 +54,8 @@ def of_commit(name: str, folder: Path) -> Variant:
         ProfilerError: there is no such commit, or it has another submodule.
     """
     commit, top = _commit(name, folder), _top(folder)
-    differing = list(
-        _differing(_git(top, "diff", "--raw", "-z", "--no-renames", "--no-abbrev", "--no-ext-diff", commit))
-    )
+    words = "--raw", "-z", "--no-renames", "--no-abbrev", "--no-ext-diff", "--ignore-submodules=dirty"
+    differing = list(_differing(_git(top, "diff", *words, commit)))
     for mode, _, path in differing:
         if mode == SUBMODULE:
             raise ProfilerError(f"{path} is a submodule that {name} has in another state, which a trial cannot show")

@@ -133,15 +133,19 @@ class RecurrentSteps(Inspection):
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
         if get_ident() != self._thread:
             return
-        began_ns = perf_counter_ns()
+        began_ns, is_step = perf_counter_ns(), False
         with contextlib.suppress(Exception):  # of modules with methods of their own
-            if _is_single_step(module, inputs):
+            is_step = _is_single_step(module, inputs)
+            if is_step:
                 self._layer_begins(module, inputs, sys._getframe(1))
             elif self._sequence is not None:
                 self._look_for_parts(module, inputs)
-        self._reading_ns += perf_counter_ns() - began_ns
-        if not self._calls_in_call:
-            self._read_before_ns = self._reading_ns
+        now_ns = perf_counter_ns()
+        self._reading_ns += now_ns - began_ns
+        if is_step:
+            self._layer_began_ns = now_ns
+            if not self._calls_in_call:
+                self._read_before_ns, self._loop_began_ns = self._reading_ns, now_ns
 
     def _layer_begins(self, module: Any, inputs: tuple[Any, ...], frame: Any) -> None:
         layer = self._layers.get(id(module))
@@ -156,9 +160,6 @@ class RecurrentSteps(Inspection):
             self._is_known &= is_state_kept and not layer.made(inputs[0])
             self._look_for_parts(module, inputs[:1])
         self._sequence = layer if layer.length < COMPARED else None
-        self._layer_began_ns = perf_counter_ns()
-        if not self._calls_in_call:
-            self._loop_began_ns = self._layer_began_ns
 
     def _look_for_parts(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Note where an input without gradient is a part of another tensor than the one before."""

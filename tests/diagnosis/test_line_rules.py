@@ -103,7 +103,8 @@ def test_time_without_a_line_is_shown_and_no_saving_is_claimed() -> None:
     assert finding.message == "50.0% of step time is in no section (62.5 ms per step)"
     assert (finding.potential_saving_s, finding.saving_range_s, finding.evidence["unknown_s"]) == (0.0, None, 4.0)
     assert important(run, [finding]) == [finding]
-    assert verdict(run, [finding])[:3] == ("UNATTRIBUTED: 50.0% of step time is in no section", "", "")
+    text = "TOO SHORT TO JUDGE, after 64 steps: 50.0% of step time is in no section"
+    assert verdict(run, [finding])[:3] == (text, "", "")
 
 
 def test_functional_code_without_a_line_that_only_computes_is_not_shown() -> None:

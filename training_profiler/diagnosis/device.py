@@ -10,7 +10,7 @@ from training_profiler.diagnosis.change import kept_in, when_text, work_of
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
+from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats, hottest_places
 
 SAMPLES_NEEDED: Final = 5  # of the system monitor
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
@@ -29,6 +29,7 @@ GIVE_MORE_WORK: Final = (
 )
 GPU_UTILIZATION: Final = "gpu-utilization"
 SHARED_GPU: Final = "shared-gpu"
+PASSES: Final = (FORWARD_PASS, BACKWARD_PASS)
 
 
 @RULES.rule(
@@ -391,9 +392,13 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     queued_s = _queued_s(snapshot)
     work_s, text = utilization * step.avg_s, ""
+    evidence: dict[str, float | int | str] = {"gpu": index, "utilization": utilization, "threshold": threshold}
     actions: tuple[Action, ...] = ()
     if queued_s is not None and queued_s > max(work_s, MOSTLY * step.avg_s):
         text = f"; the host takes {ms_text(queued_s)} a step to queue {ms_text(work_s)} of work"
+        queuing = [line for name in PASSES for line in snapshot.lines_of_steps(name)]
+        if places := hottest_places(sorted(queuing, key=lambda line: -line.share)):
+            evidence["lines"] = ", ".join(f"{place.place} {place.what}" for place in places)
         # The rest of the host's step runs beside the device's work, or after it.
         rest_s = step.avg_s - queued_s
         left_s = (max(work_s, rest_s) + work_s + rest_s) / 2
@@ -404,7 +409,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
         )
     return found(
         f"GPU {index} is busy {utilization:.0%} of the time{text}",
-        {"gpu": index, "utilization": utilization, "threshold": threshold},
+        evidence,
         Fix(GIVE_MORE_WORK, (Change.COMPILE, Change.OTHER_BATCHES, Change.LARGER_COLLECTIVES), actions),
         saving_s=idle * step.settled_s,
     )
@@ -412,7 +417,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _queued_s(snapshot: Snapshot) -> float | None:
     """Return the host's time in the passes of a step, in s; None where the device's time in them is not measured."""
-    step, passes = snapshot.step, [snapshot.sections.get(name) for name in (FORWARD_PASS, BACKWARD_PASS)]
+    step, passes = snapshot.step, [snapshot.sections.get(name) for name in PASSES]
     if step is None or not all(section is None or snapshot.is_by_device(section.name) for section in passes):
         return None
     return sum(section.settled_total_s for section in passes if section is not None) / step.settled_count

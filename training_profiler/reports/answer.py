@@ -83,7 +83,7 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, orig
         what, where = _after_claim(change.message), _where(snapshot, change)
         if number > 1:
             what = _fitting(change.message, layout.width - len(rest))
-        elif where and (not what or where.split()[-2] not in what):
+        elif where and (not what or where.partition("at ")[2].split()[0] not in what):
             what, where = f"{what}; {where}" if what else where, ""
         head = "" if lines else _head(snapshot, changes, layout)
         lines += [head, *(_cut(layout, what, first, rest) if what else [])]

@@ -17,7 +17,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import counted, duration_text, ms_number, of_training
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
 from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
-from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
+from training_profiler.diagnosis.lines import IN_WORKERS, MORE_STEPS, UNKNOWN_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.registry import part_in_training, row_of, section_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
@@ -148,6 +148,8 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
         return Verdict(f"ENDED BY {snapshot.ended_by} after {counted(snapshot.steps, 'step')}{inside}", why, "", BAD)
     if first is not None:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
+        if first.fix == MORE_STEPS:
+            headline = f"TOO SHORT TO JUDGE, after {counted(snapshot.steps, 'step')}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
             of_run = f" ({first.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
             lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; all times include it"

@@ -156,6 +156,7 @@ def test_between_looks_it_sleeps_and_knows_the_last_update_when_it_wakes(trainin
 def test_passes_that_it_sleeps_through_count(training):
     adds_losses(training)
     training.detector.backwards = 2000
+    training.detector = None  # the training has ended
     assert training.grown(GRAPH)["total"].passes == 2000
 
 

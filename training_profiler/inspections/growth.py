@@ -69,7 +69,9 @@ class GrowthWatch:
         self._program, self._detector, self._sleep = program, detector, sleep
         self._began_ns = perf_counter_ns()
         self._spent_ns = 0
-        self._calls, self._next = 0, FIRST  # backward passes
+        self._next = FIRST  # backward pass
+        self._calls = 0  # backward passes, where it was awake
+        self._counted: Any = None  # by which detector, also once the training has ended
         self._updates = self._newest = self._before = 0
         self._changes = 1  # of the number of updates, while awake: the first one after a sleep comes too late
         self._walks = False  # through the graph of the next loss
@@ -101,7 +103,7 @@ class GrowthWatch:
         loss = loss[0] if isinstance(loss, (list, tuple)) else loss
         if type(loss) not in plain_classes(torch) or detector is None:
             return
-        node, self._calls = loss.grad_fn, detector.backwards + 1
+        node, self._calls, self._counted = loss.grad_fn, detector.backwards + 1, detector
         if (updates := detector.updates + detector.inferred_updates) != self._updates:
             self._updates, self._before = updates, self._newest
             self._changes += 1
@@ -208,7 +210,7 @@ class GrowthWatch:
 
     def facts(self) -> tuple[Grown, ...]:
         """Return what has grown so far, by how many times, the most first."""
-        grown, passes = [], max(self._calls, getattr(self._detector(), "backwards", 0))  # those that it slept through
+        grown, passes = [], max(self._calls, getattr(self._counted, "backwards", 0))  # those that it slept through
         for (kind, name), points in self._points.items():
             path, lines = self._paths.get(name, ""), self._lines.get(name, ())
             place, own = self._hook_at.get(name, ""), 0

@@ -390,6 +390,24 @@ def test_the_longest_of_several_lines_has_its_own_time():
     ]
 
 
+def test_imports_are_unused_where_nothing_of_the_package_runs():
+    """A package that others need is imported by these then, such as a part of torch."""
+    unused = IMPORTS._replace(called="unused import big.part")
+    run = FakeRun()
+    sampled(run, unused._replace(inside="big/__init__.py:3 <module> > small/core.py:1 <module>"), 8)
+    sampled(run, unused._replace(inside="big/__init__.py:4 <module> > torch/_dynamo.py:9 <module>"), 4)
+    sampled(run, unused._replace(line=5, called="unused import used", inside="used/__init__.py:1 <module>"), 6)
+    run.step(data_loading=0.5)
+    run.sample_line(OWN._replace(inside="used/table.py:7 read"))
+    run.step(data_loading=0.5)
+    (part,) = run.snapshot().startup.parts
+    assert part.lines == (
+        ("train.py:3 unused import big.part", 4.0),
+        ("train.py:5 import used", 3.0),
+        ("train.py:3 import big.part", 2.0),
+    )
+
+
 def test_what_a_section_says_of_the_time_before_the_first_step_is_kept():
     run = run_with_startup()
     with run.section("validation_epoch"):

@@ -187,6 +187,15 @@ def begun(*parts, wall_s=60.0, has_steps=True):
 
 
 OF_TEXTS = replace(TRAINING, data_set="Texts")
+IMPORTED = StartupPart(
+    "imports",
+    23.0,
+    (
+        ("train.py:3 unused import big.part", 12.0),
+        ("train.py:1 import torch", 7.0),
+        ("train.py:4 unused import b", 3.0),
+    ),
+)
 OF_A_CLASS = StartupPart("other code", 9.0, (("train.py:12 Texts.__init__", 8.0),))
 TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
 
@@ -285,6 +294,9 @@ SAYS = {
         "the class of a loader's data set": replace(begun(OF_A_CLASS), loaders=(OF_TEXTS,)),
         "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
     },
+    "unused-imports": {
+        "of two packages": begun(IMPORTED),
+    },
     "fetched-before-training": {
         "by number": fetched(),
         "of a stream": fetched(is_map_style=False),
@@ -360,6 +372,13 @@ SILENT = {
         "compiling": begun(StartupPart("compile", 42.0, (("train.py:9 <module>", 42.0),))),
         "no line of the program": begun(StartupPart("other code", 42.0)),
         "no steps": begun(TOKENIZED, has_steps=False),
+        "nothing seen": begun(),
+    },
+    "unused-imports": {
+        "a tenth of the run": begun(IMPORTED, wall_s=400.0),
+        "a second": begun(replace(IMPORTED, lines=(("train.py:3 unused import big", 1.0),)), wall_s=5.0),
+        "named": begun(StartupPart("imports", 42.0, (("train.py:1 import big", 42.0),))),
+        "too few steps": replace(begun(IMPORTED), step=None),
         "nothing seen": begun(),
     },
     "fetched-before-training": {

@@ -60,10 +60,10 @@ OF_FEW_STEPS = {
     *("kept-graphs", "rank-silent", "validation-with-gradients", "workers-copy-memory"),
 }
 STEP_RULES = {rule.code for rule in RULES} - OF_FEW_STEPS
-RULES_ABOUT_TIME = {rule.code for rule in RULES} - {"gpu-utilization", "shared-gpu", "slow-startup"}
+RULES_ABOUT_TIME = {rule.code for rule in RULES} - {"gpu-utilization", "shared-gpu", "slow-startup", "unused-imports"}
 
 # These compare seconds with a fixed time, or take the time that was lost off themselves.
-OF_ABSOLUTE_TIMES = {"slow-startup", "short-epochs", "growing-work", "lock-held-by-thread"}
+OF_ABSOLUTE_TIMES = {"slow-startup", "unused-imports", "short-epochs", "growing-work", "lock-held-by-thread"}
 
 
 def figure_of(rule: str, name: str) -> str:

@@ -1,9 +1,12 @@
+import dis
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from training_profiler.sampling import user_code
-from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import Places, UserCode, imported, places_of_this_process
 
 LIBRARY = "/usr/lib/python3.11"
 PACKAGES = "/home/ada/project/.venv/lib/python3.11/site-packages"
@@ -145,3 +148,26 @@ def test_a_project_with_installed_packages_beside_the_script_stays_the_users(tmp
     assert str(tmp_path) not in places_of_this_process().installed
     monkeypatch.chdir(tmp_path / "scripts")
     assert str(tmp_path) not in places_of_this_process().installed
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("import big.part\nprint()", {"unused import big.part"}),
+        ("import big.part as part, os\nprint(os)", {"unused import big.part", "import os"}),
+        ("from big import (\n    A as B,\n    C,\n)\nA = 1\nprint(A)", {"unused import big"}),
+        ("from big import A, B\ndef use():\n    return lambda: B", {"import big"}),
+        ("import big\nglobals()['big']", {"import big"}),  # by a text
+        ("import big\ndef use(text):\n    return eval(text)", {"import big"}),
+        ("from big import *", {"import big"}),
+        ("def use():\n    pass\nuse()", set()),
+    ],
+)
+def test_a_script_imports_what_it_names_or_not(script, found, monkeypatch) -> None:
+    code = compile(script, "/project/train.py", "exec")
+    offsets = [each.offset for each in dis.get_instructions(code)]
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__="/project/train.py"))
+    assert {text for offset in offsets if (text := imported(code, offset))} == found
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__="/project/main.py"))
+    others = {text for offset in offsets if (text := imported(code, offset))}
+    assert others == {text.removeprefix("unused ") for text in found}  # another module may use them

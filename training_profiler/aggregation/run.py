@@ -23,10 +23,11 @@ from training_profiler.aggregation.summary import (
 from training_profiler.aggregation.totals import MemoryPoint, Totals, move_late
 from training_profiler.base.peaks import peak_of
 from training_profiler.base.sections import SectionNames
-from training_profiler.base.startup_frames import REST
+from training_profiler.base.startup_frames import IMPORT, REST, UNUSED_IMPORT
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import (
+    BETWEEN,
     OUTSIDE_STEPS,
     EpochStats,
     Health,
@@ -41,6 +42,8 @@ from training_profiler.model.snapshot import (
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.statistics.arrays import Floats
 from training_profiler.statistics.trend import ChangePoint, change_point
+
+_IMPORTING: Final = (f"{IMPORT} ", f"{UNUSED_IMPORT} ")
 
 
 def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) -> StartupStats | None:
@@ -57,10 +60,12 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
     total_s = ((totals.end_ns if begun_ns is None else begun_ns) - totals.begin_ns) / NS_PER_S
     if sum(samples.values()) < 10 or total_s <= 0:  # fewer may be chance
         return None
+    used = [each for _, each in totals.lines if each is not None and not each.called.startswith(_IMPORTING)]
+    ran = {"torch"}.union(*map(_packages, used))
     parts: dict[str, Counter[str]] = {}
     for location, count in samples.items():
         name = "not sampled" if location is None else location.activity or REST
-        line = "" if location is None or not location.file else f"{location.file}:{location.line} {location.function}"
+        line = f"{location.file}:{location.line} {_what(location, ran)}" if location and location.file else ""
         parts.setdefault(name, Counter())[line] += count
     # Of a section its own time, of the others their samples' share of what is left.
     exact_s = section_s if section_s is not None and begun_ns is None else {}
@@ -74,6 +79,18 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
         lines = [(line, part_s * count / whole) for line, count in parts[name].most_common() if line]
         found.append(StartupPart(name, part_s, tuple(lines[:3])))
     return StartupStats(total_s, begun_ns is not None, tuple(found))
+
+
+def _packages(location: Location) -> set[str]:
+    return {frame.partition("/")[0] for frame in location.inside.split(BETWEEN) if frame}
+
+
+def _what(location: Location, ran: set[str]) -> str:
+    """Return the function of a line, or what it imports; a package that ``ran`` is of use without a name."""
+    kind, _, name = location.called.rpartition(" ")
+    if kind not in (IMPORT, UNUSED_IMPORT):
+        return location.function
+    return f"{kind if ran.isdisjoint(_packages(location) | {name.partition('.')[0]}) else IMPORT} {name}"
 
 
 def sections_of(

@@ -6,6 +6,7 @@ from typing import Final
 from training_profiler.base.framework_frames import ANY, FrameTable, LibraryFrame, whole
 
 IMPORTS: Final = "imports"
+IMPORTS_OF_COMPILE: Final = f"{IMPORTS} of torch.compile"  # which torch's optimizers import, too, with their first step
 DATA_SET: Final = "data set"
 MODEL: Final = "model"
 WORKERS: Final = "workers"
@@ -15,6 +16,10 @@ OPTIMIZER: Final = "optimizer"
 PROCESS_GROUP: Final = "process group"
 REST: Final = "other code"
 BEFORE_TORCH: Final = "until torch was imported"  # imports of other packages, mostly
+
+# What a line does that imports, before the name of a module. No name of a script stands for one that is unused.
+IMPORT: Final = "import"
+UNUSED_IMPORT: Final = f"unused {IMPORT}"
 
 # The file of the frames that every import has. Wrappers of ours have the name of the other one, which warnings skip.
 IMPORT_SYSTEM: Final = "<frozen importlib._bootstrap>"

@@ -13,7 +13,7 @@ from training_profiler.base.sections import (
     FORWARD_WITHOUT_GRAD,
     WITHIN,
 )
-from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
+from training_profiler.base.startup_frames import DATA_SET, IMPORT, IMPORTS, MODEL, REST, UNUSED_IMPORT
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
 from training_profiler.diagnosis.places import (
@@ -71,6 +71,38 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
         seconds=cost.seconds,
         lines=text,
         part=name,
+    )
+
+
+@RULES.rule(
+    "unused-imports",
+    threshold=0.10,  # share of the run
+    saving=Saving.RUN,
+    label="SLOW START",
+    saves=(0.3, 1.0),  # what the others import, too, is imported by these then
+    changes=(Change.CHEAPER_LINES,),
+    is_before_training=True,
+)
+def unused_imports(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag imports of the script that take a second each, a tenth of the run together, and that it never names.
+
+    None of a package that ran in a sample of the run.
+    """
+    startup = snapshot.startup
+    if startup is None or not has_enough_steps(snapshot):
+        return None
+    imports = [
+        line for part in startup.parts if part.name == IMPORTS for line in part.lines if UNUSED_IMPORT in line[0]
+    ]
+    imports = [(line.replace(UNUSED_IMPORT, IMPORT), seconds) for line, seconds in imports if seconds > 1]
+    cost = cost_of_run(snapshot, threshold, sum(seconds for _, seconds in imports))
+    text = ", ".join(f"{line} ({duration_text(seconds)})" for line, seconds in imports)
+    return cost.finding(
+        f"Before its first step the program spends {duration_text(cost.seconds)}, {cost.share:.0%} of the run so far, "
+        f"on imports that nothing in it names: {text}",
+        "Leave these imports out, unless something needs what they do as they run, such as registering its classes",
+        seconds=cost.seconds,
+        lines=text,
     )
 
 

@@ -338,7 +338,7 @@ def of_it(place: LineStats, of: float) -> str:
     is_named = called >= 0.5 * place.share and name.rpartition(".")[2] not in SAY_NOTHING
     if called and is_named and not place.inside:
         mostly = "" if called >= 0.9 * place.share else "mostly "
-        text += f", {mostly}in {name}()"
+        text += f", {mostly}in {name}{'' if ' ' in name else '()'}"
     if place.lines > 1 and not place.inside:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
         text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)

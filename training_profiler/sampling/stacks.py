@@ -22,7 +22,14 @@ from training_profiler.base.framework_frames import (
     rows_of,
 )
 from training_profiler.base.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
-from training_profiler.base.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
+from training_profiler.base.startup_frames import (
+    COMPILE,
+    IMPORT_SYSTEM,
+    IMPORTS,
+    IMPORTS_OF_COMPILE,
+    STARTUP_TABLE,
+    activity_of_users,
+)
 from training_profiler.base.text import printable
 from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
@@ -36,6 +43,7 @@ from training_profiler.sampling.user_code import (
     UserCode,
     called_function,
     function_name,
+    imported,
     is_own_file,
     is_short,
     line_of,
@@ -138,6 +146,7 @@ class StackReader:
         self._batches = PhaseReader()
         self._call_at = ByInstruction(_call_at)
         self._number_at = ByInstruction(reads_number)
+        self._imported = ByInstruction(imported)
         self._line_at = ByInstruction(lambda code, instruction: (line_of(code, instruction), function_name(code)))
 
     # One pass over the frames, of which each is read once: the training waits meanwhile.
@@ -193,7 +202,7 @@ class StackReader:
         # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
         unseen = "" if waits_for == SEEN or phases or is_import else waits_for
         last = None if innermost is None or innermost.f_code is users[0] else (innermost.f_code, innermost.f_lasti)
-        activity = IMPORTS if is_import else activity
+        activity = (IMPORTS_OF_COMPILE if activity == COMPILE else IMPORTS) if is_import else activity
         return Place(users, loop, outer, inner, tuple(phases), activity, None, made, unseen, is_check, last)
 
     def is_ours(self, frame: Frame) -> bool:
@@ -238,6 +247,7 @@ class StackReader:
         elif place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
             called = PYTHON
         called = CHECKS if place.is_check else called
+        called = (place.activity.startswith(IMPORTS) and self._imported(code, instruction)) or called
         location = Location(
             file,
             *self._line_at(code, instruction),

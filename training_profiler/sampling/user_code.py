@@ -3,6 +3,7 @@
 That comes from the code object alone: no source file is read.
 """
 
+import dis
 import opcode
 import os
 import re
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from types import CodeType
 from typing import Final, Generic, TypeVar
 
+from training_profiler.base.startup_frames import IMPORT, UNUSED_IMPORT
 from training_profiler.base.text import printable
 from training_profiler.model.lines import READ_BY_FUNCTION
 
@@ -256,6 +258,9 @@ _CONDITIONS: Final = frozenset(
     if name in ("UNARY_NOT", "TO_BOOL") or ("JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name))
 )
 
+_OF_IMPORTS: Final = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP", "EXTENDED_ARG", "CACHE")  # what follows IMPORT_NAME
+_BY_TEXT: Final = ("eval", "exec", "globals", "locals", "vars")  # they may use any name
+
 _Moment = tuple[int, int]  # a line and a column of the source
 
 
@@ -309,6 +314,30 @@ def reads_number(code: CodeType, instruction: int) -> str:
         return "bool"
     name = called_function(code, instruction)
     return name if name in READ_BY_FUNCTION else ""
+
+
+def imported(code: CodeType, instruction: int) -> str:
+    """Return "import pandas" where the code imports at this offset; "" elsewhere.
+
+    It is an "unused import pandas" in a script that never uses the names which it gets.
+    """
+    steps = list(dis.get_instructions(code))
+    until = next((at for at, each in enumerate(steps) if each.offset == instruction), -1) + 1
+    if not until or steps[until - 1].opname not in ("IMPORT_NAME", "IMPORT_FROM"):
+        return ""
+    begin = max(at for at in range(until) if steps[at].opname == "IMPORT_NAME")
+    following = takewhile(lambda each: each.opname.startswith(_OF_IMPORTS), steps[begin + 1 :])
+    bound = {each.argval for each in following if each.opname.startswith("STORE_")}
+    is_script = getattr(sys.modules.get("__main__"), "__file__", None) == code.co_filename
+    is_unused = is_script and code.co_name == "<module>" and bound and {*bound, *_BY_TEXT}.isdisjoint(_loaded(code))
+    return f"{UNUSED_IMPORT if is_unused else IMPORT} {printable(steps[begin].argval)}"
+
+
+def _loaded(code: CodeType) -> Iterator[object]:
+    """Yield the names and texts that a code and those inside it use: a text may be the name of a variable."""
+    for each in dis.get_instructions(code):
+        if not each.opname.startswith(("STORE_", "DELETE_", "IMPORT_")):
+            yield from _loaded(each.argval) if isinstance(each.argval, CodeType) else (each.argval,)
 
 
 def _at_call(raw: bytes, instruction: int) -> int | None:

@@ -79,6 +79,12 @@ def made_by(package: str, inside: str = "", part: float = 0.9) -> dict[str, tupl
     return {"data_loading": (replace(decode, inside=inside, packages={package: part * decode.share}), loop)}
 
 
+def tokenizing(epochs: int = 3, same_fetches: int = 23, is_map_style: bool = True) -> Snapshot:
+    run = making(cores=2.0, is_map_style=is_map_style)
+    facts = run.program._replace(epochs=epochs, same_fetches=same_fetches)
+    return replace(run, lines=made_by("tokenizers"), program=facts)
+
+
 UNEVEN = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, in_order_wait_share=0.62)
 FAST = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9)
 OWN = LineStats("train.py", 40, "train", 0.4, 200)
@@ -177,6 +183,11 @@ SAYS = {
         "without making tensors": replace(TWO_CPUS, lines=made_by("datasets", "datasets/formatting.py:8 get")),
         "a line that calls pandas": replace(TWO_CPUS, lines=made_by("pandas")),
         "a line that hardly calls pandas": replace(TWO_CPUS, lines=made_by("pandas", part=0.2)),
+        "each epoch tokenizes the same texts": tokenizing(),
+        "a tokenizer in one epoch": tokenizing(epochs=1),
+        "a tokenizer of a stream": tokenizing(is_map_style=False),
+        "a tokenizer of random texts": tokenizing(same_fetches=-1),
+        "a tokenizer in few batches": tokenizing(same_fetches=7),
         "a line that calls an unknown library": replace(TWO_CPUS, lines=made_by("acme")),
         "no tensors": replace(TWO_CPUS, lines=calling("augmented.tensor2")),
     }

@@ -369,6 +369,39 @@ class Never:
         raise AssertionError
 
 
+class Sampler:
+    """Draws in a method that its ``__getitem__`` calls."""
+
+    def __getitem__(self, index):
+        return self.change(index)
+
+    def change(self, index):
+        return noisy(index)
+
+
+class Initialized:
+    """Draws random numbers for its weights, and none for a sample."""
+
+    def __init__(self):
+        self.weights = noisy(torch.zeros(3))
+
+    def __getitem__(self, index):
+        return self.find(index)
+
+    def find(self, index):
+        return self.find(index - 1) if index else self.weights
+
+
+def tokenizer(dropout):
+    """Return an object like a tokenizer of transformers."""
+    module = {"__module__": "tokenizers"}
+    inner = type("Tokenizer", (), {**module, "model": SimpleNamespace(dropout=dropout)})()
+    return type("Fast", (), {"__module__": "transformers.tokenization", "backend_tokenizer": inner})()
+
+
+DROPPING = tokenizer(0.1)
+
+
 def noisy(x):
     return x + torch.randn_like(x)
 
@@ -387,6 +420,11 @@ def with_noise():
         {"transform": noisy},
         with_noise(),
         Shifted(None).__getitem__,
+        Sampler(),
+        lambda x: DROPPING.encode(x),
+        Sampler().change,
+        tokenizer(0.1),
+        SimpleNamespace(collate=SimpleNamespace(tokenizer=tokenizer(0.1))),
     ],
 )
 def test_random_numbers_are_found(value):
@@ -394,7 +432,11 @@ def test_random_numbers_are_found(value):
 
 
 @pytest.mark.parametrize(
-    "value", [PLAIN, Subset(PLAIN, [0]), SimpleNamespace(transform=Resize()), [Resize()] * 1000, None, partial(len)]
+    "value",
+    [
+        *(PLAIN, Subset(PLAIN, [0]), SimpleNamespace(transform=Resize()), [Resize()] * 1000, None, partial(len)),
+        *(Initialized(), tokenizer(None)),
+    ],
 )
 def test_plain_samples_are_the_same(value):
     assert not draws_random_numbers(value)

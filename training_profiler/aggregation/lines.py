@@ -26,13 +26,14 @@ from training_profiler.base.sections import (
 )
 from training_profiler.model.loader_workers import PHASES
 from training_profiler.model.location import MOST_WAITING, Location, Sample
-from training_profiler.model.snapshot import BETWEEN, PROFILER, LineStats, SectionStats
+from training_profiler.model.snapshot import BETWEEN, PROFILER, TOKENIZERS, LineStats, SectionStats
 from training_profiler.statistics.arrays import Ints
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
 ENOUGH: Final = 30  # samples in a section
+_TOKENIZING: Final = "transformers/tokenization_"  # a frame of it
 AGRESTI: Final = 4  # samples beside those that were taken, half of them of the line: two standard errors, squared
 _SAME_WORK: Final = {
     FIRST_FETCH: DATA_LOADING,
@@ -98,6 +99,7 @@ def lines_of(
         shares[line] = shares.get(line, 0.0) + part
         phases.setdefault(line, Counter())[location.making or location.phase] += count
         package = location.inside.partition("/")[0] if location.making else ""
+        package = TOKENIZERS if package and _TOKENIZING in location.inside else package
         names = location.waits_in, location.held_by, location.called, package
         for parts, name in zip((waits, held, called, packages), names, strict=True):
             if name:

@@ -18,7 +18,7 @@ from training_profiler.diagnosis.worker_plan import (
     worker_plan,
 )
 from training_profiler.model.loader_workers import LOCK, NO_COLLATE, OWN_COLLATE, PHASES, SHARED_LOCK, WHOLE_TENSORS
-from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
+from training_profiler.model.snapshot import TOKENIZERS, LineStats, LoaderStats, Snapshot
 
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with
@@ -68,7 +68,16 @@ REMEDIES: Final = {
         0.25,
         Action("batch in the pipeline: .batched(n), with batch_size=None", (Change.LESS_PREPROCESSING,)),
     ),
+    TOKENIZERS: (
+        "",
+        0.95,
+        Action(
+            "tokenize once, before the first epoch, in __init__ or by dataset.map: each epoch tokenizes the same texts",
+            (Change.AHEAD_OF_TIME,),
+        ),
+    ),
 }
+SAME_NEEDED: Final = 8  # early batches without random numbers, before samples are taken for the same in each epoch
 REMEDY_FROM: Final = 0.25  # of the waiting
 REMADE: Final = Fix(
     "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
@@ -281,10 +290,19 @@ def _remedy(snapshot: Snapshot) -> Action | None:
     if package not in REMEDIES or not _has_lines_of_making(snapshot):
         return None
     file, saved, action = REMEDIES[package]
+    if package == TOKENIZERS and not _has_same_samples(snapshot):
+        return None
     section = snapshot.sections[DATA_LOADING]
     part = min(1.0, shares[package] / section.share) if section.share else 0.0
     is_meant = part >= REMEDY_FROM and any(file in line.inside for line in lines)
     return action._replace(part=saved * part) if is_meant else None
+
+
+def _has_same_samples(snapshot: Snapshot) -> bool:
+    """Return whether several epochs have samples by number, and their making draws no random numbers."""
+    loader, program = slowest_loader(snapshot), snapshot.program
+    is_again = max(len(snapshot.epochs), program.epochs) > 1 and program.same_fetches >= SAME_NEEDED
+    return is_again and loader is not None and loader.is_map_style is True
 
 
 def _has_lines_of_making(snapshot: Snapshot) -> bool:

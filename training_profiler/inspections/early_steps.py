@@ -206,7 +206,11 @@ class EarlySteps:
         """Return the facts with what was found so far."""
         found = {name: each.facts(self._steps) for name, each in self._inspections.items()}
         return facts._replace(
-            graphs=self._graphs.facts(), grown=self._growth.facts(), constants=self._again.lines, **found
+            graphs=self._graphs.facts(),
+            grown=self._growth.facts(),
+            constants=self._again.lines,
+            same_fetches=self._frozen.same_fetches,
+            **found,
         )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
@@ -33,6 +33,7 @@ from training_profiler.recording.object_identity import ObjectIdentity
 # generators shows nothing. Nothing of the program is called.
 
 MOST_OBJECTS: Final = 256
+MOST_FUNCTIONS: Final = 64  # of one object
 MOST_OF_LIST: Final = 8
 MOST_OF_DICT: Final = 64
 DEPTH: Final = 5
@@ -71,14 +72,40 @@ def _is_random(value: Any) -> bool:
     if isinstance(value, MethodType):
         value = value.__func__
     if isinstance(value, FunctionType):
-        return not OF_FUNCTIONS.isdisjoint(value.__code__.co_names)
+        return _draws([value], {})
     kind = type(value)
+    if _drops_merges(value):
+        return True
     if kind.__module__.partition(".")[0] in _LIBRARIES or any(word in kind.__name__.lower() for word in OF_CLASSES):
         return True
     names = ("__getitem__", "__iter__", "__call__", "__getitems__", "forward", "transform")
     own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in _PLAIN]
-    methods = [vars(base).get(name) for base in own for name in names]
-    return any(isinstance(method, FunctionType) and _is_random(method) for method in methods)
+    methods = {name: each for base in reversed(own) for name, each in vars(base).items() if type(each) is FunctionType}
+    return _draws([methods[name] for name in names if name in methods], methods)
+
+
+def _drops_merges(value: Any) -> bool:
+    """Return whether a tokenizer leaves out merges by chance; it has no generator of Python's."""
+    if not type(value).__module__.startswith(("tokenizers", "transformers")):
+        return False
+    tokenizer = getattr(value, "backend_tokenizer", value)
+    return type(tokenizer).__module__ == "tokenizers" and bool(getattr(tokenizer.model, "dropout", None))
+
+
+def _draws(functions: list[FunctionType], methods: Mapping[str, FunctionType]) -> bool:
+    """Return whether functions draw random numbers, or what they call by name of these methods or their module."""
+    seen: list[FunctionType] = []
+    while functions and len(seen) < MOST_FUNCTIONS:
+        seen.append(function := functions.pop())
+        names = function.__code__.co_names
+        if not OF_FUNCTIONS.isdisjoint(names):
+            return True
+        called = [methods.get(name, function.__globals__.get(name)) for name in names]
+        inner = [each for each in called if type(each) is FunctionType and each.__module__ == function.__module__]
+        functions += [each for each in inner if each not in seen]
+        if any(map(_drops_merges, called)):
+            return True
+    return False
 
 
 def _held(value: Any) -> Iterator[Any]:
@@ -212,6 +239,7 @@ class FrozenForward(Inspection):
         self._is_fetched = self._is_first = self._has_called = self._is_counted = False
         self._clean: list[tuple[ObjectIdentity, int]] = []  # inputs that depend on the batch alone
         self._random_iterator: tuple[Any, bool] = (None, False)  # the latest, and whether its samples are random
+        self.same_fetches = 0  # that drew no random numbers, beside the first of a pass; -1 after one that did
         self._pending = Counter[int]()  # ns of calls that no backward pass has followed yet, by module
         self._pending_all = Counter[int]()
         self._fractions: list[dict[int, float]] = []  # of the looks inside that no backward pass has followed yet
@@ -246,6 +274,8 @@ class FrozenForward(Inspection):
             state = generator_state()
             is_random = self._random_iterator[1] or state != self._before_fetch
             self._generator = None if is_random else state
+            if not self._is_first and self.same_fetches >= 0:
+                self.same_fetches = -1 if is_random else self.same_fetches + 1
 
     def backward_ends(self) -> None:
         """Count the calls since the fetch: they belong to the training."""

@@ -91,6 +91,7 @@ PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop o
 CHECKS: Final = "<checks>"  # the same: no function of the line, but torch.distributions checking arguments
 # Functions that read a number out of a tensor, for which the device has to have computed it.
 READ_BY_FUNCTION: Final = frozenset(("bool", "float", "int", "math.isfinite", "math.isinf", "math.isnan"))
+TOKENIZERS: Final = "tokenizers"  # in ``LineStats.packages``: the tokenizers of transformers, which mostly wait for it
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 

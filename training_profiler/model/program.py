@@ -345,6 +345,7 @@ class ProgramFacts(NamedTuple):
     fetched_before: FetchedBefore | None = None  # of the longest pass; None: there were none
     shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()  # of the largest inputs of some forward passes, by update
     constants: tuple[ConstantLine, ...] = ()  # none, or not known
+    same_fetches: int = 0  # of early batches, in which the training drew no random numbers; -1 if it did in one
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -14,6 +14,7 @@ from training_profiler.model.lines import CHECKS as CHECKS
 from training_profiler.model.lines import HOT_PLACES as HOT_PLACES
 from training_profiler.model.lines import HOT_SHARE as HOT_SHARE
 from training_profiler.model.lines import PYTHON as PYTHON
+from training_profiler.model.lines import TOKENIZERS as TOKENIZERS
 from training_profiler.model.lines import LineStats as LineStats
 from training_profiler.model.lines import UnsampledWait as UnsampledWait
 from training_profiler.model.lines import WorkerLineStats as WorkerLineStats

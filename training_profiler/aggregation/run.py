@@ -88,7 +88,7 @@ def _packages(location: Location) -> set[str]:
 def _what(location: Location, ran: set[str]) -> str:
     """Return the function of a line, or what it imports; a package that ``ran`` is of use without a name."""
     kind, _, name = location.called.rpartition(" ")
-    if kind not in (IMPORT, UNUSED_IMPORT):
+    if not location.called.startswith(_IMPORTING):
         return location.function
     return f"{kind if ran.isdisjoint(_packages(location) | {name.partition('.')[0]}) else IMPORT} {name}"
 

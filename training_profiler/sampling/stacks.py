@@ -24,10 +24,12 @@ from training_profiler.base.framework_frames import (
 from training_profiler.base.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 from training_profiler.base.startup_frames import (
     COMPILE,
+    IMPORT,
     IMPORT_SYSTEM,
     IMPORTS,
     IMPORTS_OF_COMPILE,
     STARTUP_TABLE,
+    UNUSED_IMPORT,
     activity_of_users,
 )
 from training_profiler.base.text import printable
@@ -247,7 +249,8 @@ class StackReader:
         elif place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
             called = PYTHON
         called = CHECKS if place.is_check else called
-        called = (place.activity.startswith(IMPORTS) and self._imported(code, instruction)) or called
+        module, is_unused = self._imported(code, instruction) if place.activity.startswith(IMPORTS) else ("", False)
+        called = f"{UNUSED_IMPORT if is_unused else IMPORT} {module}" if module else called
         location = Location(
             file,
             *self._line_at(code, instruction),

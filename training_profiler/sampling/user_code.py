@@ -17,7 +17,6 @@ from itertools import islice, takewhile
 from types import CodeType
 from typing import Final, Generic, TypeVar
 
-from training_profiler.base.startup_frames import IMPORT, UNUSED_IMPORT
 from training_profiler.base.text import printable
 from training_profiler.model.lines import READ_BY_FUNCTION
 
@@ -316,21 +315,18 @@ def reads_number(code: CodeType, instruction: int) -> str:
     return name if name in READ_BY_FUNCTION else ""
 
 
-def imported(code: CodeType, instruction: int) -> str:
-    """Return "import pandas" where the code imports at this offset; "" elsewhere.
-
-    It is an "unused import pandas" in a script that never uses the names which it gets.
-    """
+def imported(code: CodeType, instruction: int) -> tuple[str, bool]:
+    """Return the module that the code imports at this offset, or "", and whether a script uses none of its names."""
     steps = list(dis.get_instructions(code))
     until = next((at for at, each in enumerate(steps) if each.offset == instruction), -1) + 1
     if not until or steps[until - 1].opname not in ("IMPORT_NAME", "IMPORT_FROM"):
-        return ""
+        return "", False
     begin = max(at for at in range(until) if steps[at].opname == "IMPORT_NAME")
     following = takewhile(lambda each: each.opname.startswith(_OF_IMPORTS), steps[begin + 1 :])
     bound = {each.argval for each in following if each.opname.startswith("STORE_")}
     is_script = getattr(sys.modules.get("__main__"), "__file__", None) == code.co_filename
-    is_unused = is_script and code.co_name == "<module>" and bound and {*bound, *_BY_TEXT}.isdisjoint(_loaded(code))
-    return f"{UNUSED_IMPORT if is_unused else IMPORT} {printable(steps[begin].argval)}"
+    may_be_unused = is_script and code.co_name == "<module>" and bool(bound)
+    return printable(steps[begin].argval), may_be_unused and not {*bound, *_BY_TEXT} & set(_loaded(code))
 
 
 def _loaded(code: CodeType) -> Iterator[object]:

@@ -2,7 +2,7 @@
 
 import torch
 from _adjoint import odeint_adjoint
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -22,13 +22,10 @@ class ODENet(nn.Module):
 model = ODENet()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

@@ -2,7 +2,7 @@
 
 import torch
 from _adjoint import odeint_adjoint
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 
 count = counts("validation_epoch", "validation_epoch/forward_pass")
@@ -12,11 +12,9 @@ for itr in range(12):
     batch_y0 = torch.randn(8, 2)
     optimizer.zero_grad()
     loss = (odeint_adjoint(func, batch_y0) - batch_y0.flip(1)).abs().mean()
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
     if itr % 4 == 0:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """Adversarial training: three gradients by the input, then one step on the perturbed input."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -23,14 +23,11 @@ def attack(inputs, targets):
 
 
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     delta = attack(inputs, targets)
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs + delta), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """Activation checkpointing of both kinds: the recomputed forward is part of the backward, not a second forward."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -40,14 +40,11 @@ model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _epoch in range(2):
     for inputs, targets in DataLoader(examples(40), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 print(recomputed, "calls of blocks")
 truth(count)

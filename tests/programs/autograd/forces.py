@@ -1,7 +1,7 @@
 """A model of energies whose forward differentiates by the positions: forces, learned with a double backward."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,11 +27,9 @@ for _ in range(12):
     positions = torch.randn(16, 3)
     optimizer.zero_grad()
     energy, forces = model(positions)
-    count["forward_pass"] += 1
     loss = F.mse_loss(forces, -positions.detach()) + (energy - positions.detach().square().sum() / 2).square() * 1e-3
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """Compiled models in one graph each, by torch.compile with two backends and by Module.compile; then new shapes."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
@@ -30,14 +30,11 @@ plain[2].compile(backend="eager", fullgraph=True)
 for model in models:
     model.train()
     for inputs, targets in DataLoader(examples(36), batch_size=8):
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     model.eval()
     with torch.no_grad():

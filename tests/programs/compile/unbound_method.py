@@ -1,7 +1,7 @@
 """Compiled code that calls the methods of tensors through their class: no graph break, no transfer in the step."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
@@ -22,14 +22,11 @@ class Model(nn.Module):
 model = torch.compile(Model(), backend="eager", fullgraph=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(40), batch_size=8):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 print("compiled", dict(counters["stats"]), dict(counters["graph_break"]))
 truth(count)

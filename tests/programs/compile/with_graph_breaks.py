@@ -1,7 +1,7 @@
 """A compiled model that breaks its own graph and calls an uncompiled child: there are no other breaks."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
@@ -34,14 +34,11 @@ class Model(nn.Module):
 model = torch.compile(Model(), backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 print("frames", sorted(counters["frames"].items()), sum(counters["graph_break"].values()), "graph breaks")
 print("stats", sorted(counters["stats"].items()))

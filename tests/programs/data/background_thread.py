@@ -4,7 +4,7 @@ import queue
 import threading
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -32,13 +32,10 @@ model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _epoch in range(2):
     for inputs, targets in BackgroundLoader(DataLoader(examples(40), batch_size=8)):
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 truth(count)

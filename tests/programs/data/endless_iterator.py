@@ -3,7 +3,7 @@
 import time
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -25,17 +25,14 @@ class Trainer:
             except StopIteration:
                 data_iter = iter(self.train_loader)
                 batch = next(data_iter)
-            count["data_loading"] += 1
             x, y = batch
             loss = F.cross_entropy(self.model(x), y)
-            count["forward_pass"] += 1
             self.model.zero_grad(set_to_none=True)
             loss.backward()
-            count["backward_pass"] += 1
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             count["metrics_computation"] += 1
             self.optimizer.step()
-            count["steps"] += 1
+            count.update(STEP)
             show(loss)
             self.iter_num += 1
             self.iter_dt, self.iter_time = time.time() - self.iter_time, time.time()

@@ -1,7 +1,7 @@
 """A data set of 312,500,000 examples, of which five batches are read."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import STEP, counts, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,14 +20,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(Huge(), batch_size=1)
 print(len(loader), "batches")
 for step, (inputs, targets) in enumerate(loader):
-    count["data_loading"] += 1
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
     if step == 4:
         break

@@ -1,7 +1,7 @@
 """A stream without a length, in batches and already batched."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import STEP, counts, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -20,13 +20,10 @@ model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for loader in (DataLoader(Stream(()), batch_size=8), DataLoader(Stream((4,)), batch_size=None)):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """Both loops end by a break one batch late: the unused batch was fetched all the same."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import PASSES, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -16,11 +16,9 @@ for _epoch in range(2):
             break
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
     with torch.no_grad():
         for i, (inputs, targets) in enumerate(val_loader):

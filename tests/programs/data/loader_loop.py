@@ -1,7 +1,7 @@
 """The loop of every tutorial."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -11,14 +11,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = DataLoader(examples(44), batch_size=8, shuffle=True)
 for _epoch in range(3):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         outputs = model(inputs)
-        count["forward_pass"] += 1
         loss = criterion(outputs, targets)
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 truth(count)

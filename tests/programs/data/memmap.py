@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,12 +23,10 @@ optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(12):
     x, y = get_batch()
     logits = model(x)
-    count["forward_pass"] += 1
     loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """The data set computes features with a network that has parameters and is never trained."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import STEP, counts, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -22,13 +22,10 @@ count = counts()
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(Features(), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import STEP, counts, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -42,13 +42,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(Examples(), batch_size=16, shuffle=True, num_workers=int(*sys.argv[1:]))
 for _epoch in range(2):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """A tqdm bar around the loader; its description changes at every step."""
 
 import torch
-from _tiny import counts, examples, net, truth
+from _tiny import STEP, counts, examples, net, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -13,14 +13,11 @@ train_loader, val_loader = DataLoader(examples(48), 8, shuffle=True), DataLoader
 for epoch in range(2):
     bar = tqdm(train_loader, desc=f"epoch {epoch}")
     for inputs, targets in bar:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         bar.set_postfix(loss=loss.item())
         tqdm.write(f"loss {loss.item().hex()}")
     with torch.no_grad():

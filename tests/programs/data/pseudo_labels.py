@@ -1,7 +1,7 @@
 """FixMatch: a forward without gradient labels a batch of a second loader, which is then trained on."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,6 @@ for _epoch in range(2):
         show(loss)
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

@@ -1,7 +1,7 @@
 """Training and evaluation both read one batch ahead, as CUDA prefetchers do."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -30,14 +30,11 @@ for _epoch in range(2):
     prefetcher = Prefetcher(train_loader)
     batch = prefetcher.next()
     while batch is not None:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(batch[0]), batch[1])
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         batch = prefetcher.next()
     model.eval()

@@ -1,7 +1,7 @@
 """YOLO: a subclass of DataLoader that keeps one iterator forever, and an evaluation each epoch."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -37,13 +37,10 @@ val_loader = InfiniteDataLoader(examples(20), batch_size=8)
 for _epoch in range(3):
     model.train()
     for inputs, targets in train_loader:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         optimizer.zero_grad()
         show(loss)
     model.eval()

@@ -4,7 +4,7 @@ import queue
 import threading
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import STEP, counts, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -37,14 +37,11 @@ thread = threading.Thread(target=fill, args=(batches,), daemon=True)
 thread.start()
 while (batch := batches.get()) is not None:
     inputs, targets = batch
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
     has_stepped.set()
 thread.join()

@@ -1,7 +1,7 @@
 """A pass over the loader computes mean and spread of the data before the training."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -17,13 +17,10 @@ mean = total / size
 std = (squares / size - mean.square()).sqrt()
 for _epoch in range(2):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model((inputs - mean) / std), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """Training makes its own batches; the only DataLoader belongs to the evaluation."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, PASSES, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -12,17 +12,14 @@ val_loader = DataLoader(examples(24), batch_size=8)
 for step in range(12):
     inputs, targets = torch.randn(8, 8), torch.randint(3, (8,))
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
     if step % 4 == 3:
         with torch.no_grad():
             for inputs, targets in val_loader:
-                count["validation_epoch/data_loading"] += 1
                 show(F.cross_entropy(model(inputs), targets))
-                count["validation_epoch/forward_pass"] += 1
+                count.update(EVALUATION)
 truth(count)

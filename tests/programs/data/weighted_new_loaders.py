@@ -3,7 +3,7 @@
 import random
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -27,15 +27,12 @@ def train_epoch():
         except StopIteration:
             return
         order.append(which)
-        count["data_loading"] += 1
         batches["aux" if which else "main"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 
 

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -15,14 +15,11 @@ loader = DataLoader(examples(44), batch_size=8, shuffle=True, num_workers=2, **p
 val_loader = DataLoader(examples(20), batch_size=8, num_workers=2, **persistent)
 for _epoch in range(2):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     with torch.no_grad():
         for inputs, targets in val_loader:

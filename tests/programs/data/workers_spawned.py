@@ -1,7 +1,7 @@
 """A worker that is a new interpreter and imports this program again."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -12,14 +12,11 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(examples(40), batch_size=8, num_workers=1, multiprocessing_context="spawn")
     for inputs, targets in loader:
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     truth(count)
 

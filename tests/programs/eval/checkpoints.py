@@ -1,7 +1,7 @@
 """Checkpoints in the loop: of the best evaluation and of each epoch; one is loaded again at the end."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -13,22 +13,18 @@ best = float("inf")
 for epoch in range(3):
     model.train()
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     model.eval()
     total = 0.0
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             total += F.cross_entropy(model(inputs), targets).item()
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
     print("val", total.hex())
     if total < best:
         best = total

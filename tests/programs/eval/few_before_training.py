@@ -1,7 +1,7 @@
 """A loss estimated from a few batches before the first step and after every second, by a function without a loader."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import PASSES, counts, net, show, truth
 from torch.nn import functional as F
 
 count = counts("validation_epoch/forward_pass")
@@ -32,11 +32,9 @@ for step in range(6):
         estimate_loss()
     x, y = get_batch()
     loss = F.cross_entropy(model(x), y)
-    count["forward_pass"] += 1
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

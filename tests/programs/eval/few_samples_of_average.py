@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -23,14 +23,11 @@ def sample():
 
 
 for step, (inputs, targets) in enumerate(DataLoader(examples(64), batch_size=8)):
-    count["data_loading"] += 1
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     with torch.no_grad():
         for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
             mean.lerp_(parameter, 0.1)

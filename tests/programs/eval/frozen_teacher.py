@@ -1,7 +1,7 @@
 """Distillation: a frozen teacher runs without gradient for each batch, before and after the student."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, PASSES, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -23,16 +23,13 @@ for _epoch in range(2):
                 wanted = teacher(inputs)
             outputs = model(inputs)
         count["forward_without_grad"] += 1
-        count["forward_pass"] += 1
         loss = F.cross_entropy(outputs, targets) + F.kl_div(outputs.log_softmax(1), wanted.softmax(1), reduction="sum")
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

@@ -1,7 +1,7 @@
 """A full-batch training as on graphs: no loader; train and test alternate, each with one call of the model."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import PASSES, counts, net, show, truth
 from torch.nn import functional as F
 
 count = counts("validation_epoch/forward_pass")
@@ -14,11 +14,9 @@ def train():
     model.train()
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x)[is_train], y[is_train])
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     return loss
 
 

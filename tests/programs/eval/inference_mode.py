@@ -1,7 +1,7 @@
 """An evaluation function under inference_mode, called every second step inside the loop of the epoch."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -15,22 +15,18 @@ loader, val_loader = DataLoader(examples(40), batch_size=8, shuffle=True), DataL
 def evaluate():
     model.eval()
     for inputs, targets in val_loader:
-        count["validation_epoch/data_loading"] += 1
         show(F.cross_entropy(model(inputs), targets))
-        count["validation_epoch/forward_pass"] += 1
+        count.update(EVALUATION)
     model.train()
 
 
 for _epoch in range(2):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         if count["steps"] % 2 == 0:
             evaluate()

@@ -1,7 +1,7 @@
 """After each update the loss of the same batch is computed again without gradient, for the log."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -10,14 +10,11 @@ model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _epoch in range(2):
     for inputs, targets in DataLoader(examples(40), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         torch.set_grad_enabled(False)
         show(F.cross_entropy(model(inputs), targets))

@@ -1,7 +1,7 @@
 """An evaluation with model.eval() but without no_grad: its forwards may count as training or not."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -13,14 +13,11 @@ evaluated = 0
 for _epoch in range(2):
     model.train()
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     model.eval()
     for inputs, targets in val_loader:

@@ -1,7 +1,7 @@
 """Samples are drawn between steps without gradient, with the model in train mode."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -11,14 +11,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(examples(44), batch_size=8, shuffle=True)
 for _epoch in range(2):
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         if count["steps"] % 4 == 0:
             with torch.no_grad():

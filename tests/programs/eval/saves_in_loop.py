@@ -1,7 +1,7 @@
 """The test loop saves images of its first batch: it is still one validation."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -12,20 +12,16 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 training, test = DataLoader(examples(40), batch_size=8), DataLoader(examples(24), batch_size=8)
 for _epoch in range(3):
     for inputs, targets in training:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     with torch.no_grad():
         for batch, (inputs, _) in enumerate(test):
-            count["validation_epoch/data_loading"] += 1
             outputs = model(inputs)
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
             if batch == 0:
                 torch.save(outputs, "outputs.pt")
                 count["validation_epoch/checkpointing"] += 1

@@ -1,7 +1,7 @@
 """Two loaders are evaluated one after the other each epoch, and a third after the training."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -16,23 +16,19 @@ def evaluate(name, data):
     model.eval()
     with torch.no_grad():
         for inputs, targets in data:
-            count["validation_epoch/data_loading"] += 1
             print(name)
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 
 
 for _epoch in range(2):
     model.train()
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     evaluate("valid", val_loader)
     evaluate("shifted", shifted_loader)

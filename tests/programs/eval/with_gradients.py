@@ -1,7 +1,7 @@
 """Evaluations that forget no_grad: over a loader in train mode, and by one call in eval mode without a loader."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -13,20 +13,16 @@ held_out, wanted = torch.randn(30, 8), torch.randint(3, (30,))
 for epoch in range(4):
     model.train()
     for inputs, targets in loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     if epoch % 2:
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
     else:
         model.eval()
         show(F.cross_entropy(model(held_out), wanted))

@@ -1,17 +1,22 @@
 """Shared by the programs: small data, a small model, and the line of counts at the end."""
 
 import json
+from collections import Counter
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 torch.manual_seed(0)
+# What a step has of each, and a batch of an evaluation: ``count.update(STEP)``.
+STEP = ("data_loading", "forward_pass", "backward_pass", "steps")
+PASSES = STEP[1:]  # of a step without a loader
+EVALUATION = ("validation_epoch/data_loading", "validation_epoch/forward_pass")
 
 
 def counts(*more):
     """Return the counts that a program keeps itself, all 0."""
-    return dict.fromkeys(("steps", "data_loading", "forward_pass", "backward_pass", *more), 0)
+    return Counter(dict.fromkeys((*STEP, *more), 0))
 
 
 def net():

@@ -1,7 +1,7 @@
 """One small training as a function, for programs about where a training runs."""
 
 import torch
-from _tiny import counts, examples, net, show
+from _tiny import STEP, counts, examples, net, show
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -13,14 +13,11 @@ def train(updates=10, each=lambda step: None):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for inputs, targets in DataLoader(examples(8 * updates), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         each(count["steps"])
     return count

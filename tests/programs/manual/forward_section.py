@@ -1,7 +1,7 @@
 """Only the forward pass is a manual section: it is not counted twice."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import PASSES, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -15,10 +15,8 @@ for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
     optimizer.zero_grad()
     with profile_section("forward_pass"):
         loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """bfloat16 autocast around forward and loss, in training and in evaluation."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, PASSES, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -16,16 +16,13 @@ for _epoch in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
-        count["forward_pass"] += 1
         assert outputs.dtype is torch.bfloat16
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

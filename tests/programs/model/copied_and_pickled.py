@@ -5,7 +5,7 @@ import io
 import pickle
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -25,14 +25,11 @@ model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 loader = DataLoader(examples(80), batch_size=8, shuffle=True)
 for inputs, targets in loader:
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
     twin, its_optimizer = copy.deepcopy((model, optimizer))
     again = pickle.loads(pickle.dumps(twin))

@@ -1,7 +1,7 @@
 """The model is traced by torch.fx, which replaces Module.__call__ for a while, and its GraphModule is trained."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import fx
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -11,14 +11,11 @@ model = fx.symbolic_trace(net())
 print(model.code)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
     if count["steps"] == 5:
         print(len(fx.symbolic_trace(model).graph.nodes), "nodes")

@@ -1,7 +1,7 @@
 """Lazy layers learn their shapes, and change their class, in a dry run on a batch of the loader."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -14,14 +14,11 @@ with torch.no_grad():
 count["validation_epoch/forward_pass+forward_without_grad"] += 1
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in loader:
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 print([type(layer).__name__ for layer in model])
 truth(count)

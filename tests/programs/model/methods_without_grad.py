@@ -1,7 +1,7 @@
 """A policy that is never called plays an episode without gradient: each call of its method is a forward pass."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 
 count = counts("rollout", "forward_without_grad")
@@ -20,12 +20,10 @@ policy = Policy()
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 for _episode in range(5):
     loss = policy.act(torch.randn(16, 4)).square().mean()
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
     with torch.no_grad():
         for _ in range(10):

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -32,14 +32,11 @@ class MoCo(nn.Module):
 model, criterion = MoCo(), nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.encoder_q.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
 for images, _ in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     output, target = model(im_q=images, im_k=images + 0.1 * torch.randn_like(images))
-    count["forward_pass"] += 1
     loss = criterion(output, target)
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

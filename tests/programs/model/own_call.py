@@ -1,7 +1,7 @@
 """The model overrides __call__, the loss is a module, and hooks are registered on one module and on all."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
@@ -36,14 +36,11 @@ model.fc1.register_forward_hook(note("hook"))
 handles = register_module_forward_hook(note("all")), register_module_full_backward_hook(note("backward"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = criterion(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 print(seen)
 truth(count)

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -23,14 +23,11 @@ nn.Module.__call__ = counted
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 print(calls, "calls", nn.Module.__call__ is counted)
 if is_alone:

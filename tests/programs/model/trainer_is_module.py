@@ -1,7 +1,7 @@
 """The trainer is a module that trains inside its __call__: the forwards are the calls of the model."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -19,21 +19,17 @@ class Trainer(nn.Module):
     def forward(self, epochs):
         for _ in range(epochs):
             for inputs, targets in self.loader:
-                count["data_loading"] += 1
                 self.optimizer.zero_grad()
                 loss = F.cross_entropy(self.model(inputs), targets)
-                count["forward_pass"] += 1
                 loss.backward()
-                count["backward_pass"] += 1
                 self.optimizer.step()
-                count["steps"] += 1
+                count.update(STEP)
                 self.step += 1
                 show(loss)
             with torch.no_grad():
                 for inputs, targets in self.val_loader:
-                    count["validation_epoch/data_loading"] += 1
                     show(F.cross_entropy(self.model(inputs), targets))
-                    count["validation_epoch/forward_pass"] += 1
+                    count.update(EVALUATION)
 
 
 trainer = Trainer(net(), DataLoader(examples(40), batch_size=8, shuffle=True), DataLoader(examples(16), batch_size=8))

@@ -1,7 +1,7 @@
 """A trainer that is a module, without loader or zero_grad before its first forward: backward is the first sign."""
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import PASSES, counts, net, show, truth
 from torch import nn
 
 count = counts()
@@ -16,11 +16,9 @@ class Trainer(nn.Module):
     def forward(self):
         for _ in range(12):
             loss = self.model(torch.randn(8, 8)).square().mean()
-            count["forward_pass"] += 1
             loss.backward()
-            count["backward_pass"] += 1
             self.optimizer.step()
-            count["steps"] += 1
+            count.update(PASSES)
             self.optimizer.zero_grad()
             show(loss)
 

@@ -1,7 +1,7 @@
 """A model of two thousand small modules, each called once per forward."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 
 count = counts()
@@ -32,10 +32,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 for _ in range(5):
     optimizer.zero_grad()
     loss = model(torch.randn(4)).square().mean()
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

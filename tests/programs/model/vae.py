@@ -1,7 +1,7 @@
 """A variational autoencoder: training, a test each epoch, and samples from the decoder alone."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -37,15 +37,12 @@ train_loader, test_loader = DataLoader(examples(40), batch_size=8, shuffle=True)
 for _epoch in range(2):
     model.train()
     for data, _ in train_loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         recon, mu, logvar = model(data)
-        count["forward_pass"] += 1
         loss = loss_function(recon, data, mu, logvar)
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     model.eval()
     with torch.no_grad():

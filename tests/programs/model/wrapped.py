@@ -1,7 +1,7 @@
 """Weight and spectral norm compute weights with their own modules; DataParallel wraps everything."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -12,13 +12,10 @@ inner = nn.Sequential(weight_norm(nn.Linear(8, 16)), nn.ReLU(), spectral_norm(nn
 model = nn.DataParallel(inner)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), targets)
-    count["forward_pass"] += 1
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

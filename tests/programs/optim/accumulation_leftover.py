@@ -1,7 +1,7 @@
 """Gradient accumulation whose last two batches of an epoch are never used for an update; evaluation follows them."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -25,7 +25,6 @@ for _epoch in range(2):
     model.eval()
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

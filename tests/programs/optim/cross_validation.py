@@ -1,7 +1,7 @@
 """Three folds, each with a new model, optimizer and loaders, and an evaluation after its training."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset
 
@@ -14,19 +14,15 @@ for fold in range(3):
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     for inputs, targets in train_loader:
-        count["data_loading"] += 1
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
     model.eval()
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

@@ -1,7 +1,7 @@
 """torch.func: parameters are a dictionary of tensors, replaced by new ones after each gradient."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.func import functional_call, grad_and_value
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -17,12 +17,9 @@ def loss_of(parameters, inputs, targets):
 
 
 for inputs, targets in DataLoader(examples(96), batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     gradients, loss = grad_and_value(loss_of)(parameters, inputs, targets)
-    count["forward_pass"] += 1
-    count["backward_pass"] += 1
     velocity = {name: 0.9 * velocity[name] + gradient for name, gradient in gradients.items()}
     parameters = {name: p - 0.1 * velocity[name] for name, p in parameters.items()}
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -16,14 +16,11 @@ for _round in range(2):
         model = copy.deepcopy(server)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for inputs, targets in loader:
-            count["data_loading"] += 1
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
-            count["forward_pass"] += 1
             loss.backward()
-            count["backward_pass"] += 1
             optimizer.step()
-            count["steps"] += 1
+            count.update(STEP)
             show(loss)
         states.append(model.state_dict())
     server.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})

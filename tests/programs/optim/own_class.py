@@ -1,7 +1,7 @@
 """An optimizer class of the program's own, with accumulation and an evaluation each epoch, as in Keras on torch."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -41,7 +41,6 @@ for _epoch in range(2):
     model.eval()
     with torch.no_grad():
         for inputs, targets in val_loader:
-            count["validation_epoch/data_loading"] += 1
             show(F.cross_entropy(model(inputs), targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

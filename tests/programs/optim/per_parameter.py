@@ -1,7 +1,7 @@
 """One optimizer per parameter, created with its first gradient, stepped and cleared inside the backward."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -22,12 +22,9 @@ for parameter in model.parameters():
     parameter.register_post_accumulate_grad_hook(update)
 for _epoch in range(2):
     for inputs, targets in DataLoader(examples(48), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 print(len(optimizers), "optimizers")
 truth(count)

@@ -1,7 +1,7 @@
 """Ten updates of one optimizer, then ten of another that is created later."""
 
 import torch
-from _tiny import counts, examples, show, truth
+from _tiny import STEP, counts, examples, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -16,14 +16,11 @@ def train(model, loss_of):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _epoch in range(2):
         for inputs, targets in loader:
-            count["data_loading"] += 1
             loss = loss_of(model(inputs), inputs, targets)
-            count["forward_pass"] += 1
             optimizer.zero_grad()
             loss.backward()
-            count["backward_pass"] += 1
             optimizer.step()
-            count["steps"] += 1
+            count.update(STEP)
             show(loss)
 
 

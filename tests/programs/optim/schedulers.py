@@ -1,7 +1,7 @@
 """Learning rate schedulers per step and per epoch, chained and alone; they warn if step was replaced."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
@@ -15,14 +15,11 @@ an_epoch = lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
 for _epoch in range(3):
     for inputs, targets in DataLoader(examples(40), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         a_step.step()
         show(loss)
     an_epoch.step()

@@ -1,7 +1,7 @@
 """A training of a single step."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -9,12 +9,9 @@ count = counts()
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 inputs, targets = next(iter(DataLoader(examples(40), batch_size=8)))
-count["data_loading"] += 1
 loss = F.cross_entropy(model(inputs), targets)
-count["forward_pass"] += 1
 loss.backward()
-count["backward_pass"] += 1
 optimizer.step()
-count["steps"] += 1
+count.update(STEP)
 show(loss)
 truth(count)

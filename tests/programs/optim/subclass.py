@@ -1,7 +1,7 @@
 """A subclass of Adam that calls super().step(), and an optimizer written from scratch."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -28,15 +28,12 @@ model = net()
 adam, sign = CountingAdam(model[0].parameters(), lr=1e-2), SignSGD(model[2].parameters(), lr=1e-3)
 for _epoch in range(2):
     for inputs, targets in DataLoader(examples(40), batch_size=8, shuffle=True):
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         model.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         adam.step()
         sign.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
 print(adam.calls, "calls")
 truth(count)

@@ -4,7 +4,7 @@ import os
 import time
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -36,22 +36,18 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
     for inputs, targets in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
-        count["data_loading"] += 1
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         optimizer.zero_grad()
         if rank == 0:
             show(loss)
     total = torch.zeros(1)
     with torch.no_grad():
         for inputs, targets in DataLoader(val_data, batch_size=8, sampler=DistributedSampler(val_data)):
-            count["validation_epoch/data_loading"] += 1
             total += F.cross_entropy(model(inputs), targets)
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
     counted(dist.all_reduce)(total)
     if rank == 0:
         show(total)

@@ -3,7 +3,7 @@
 import threading
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -22,21 +22,17 @@ class Fold(threading.Thread):
             self.before.join()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         for inputs, targets in DataLoader(self.training, batch_size=8):
-            count["data_loading"] += 1
             optimizer.zero_grad()
             loss = F.cross_entropy(self.model(inputs), targets)
-            count["forward_pass"] += 1
             loss.backward()
-            count["backward_pass"] += 1
             optimizer.step()
-            count["steps"] += 1
+            count.update(STEP)
             show(loss)
         self.model.eval()
         with torch.no_grad():
             for inputs, targets in DataLoader(self.validation, batch_size=8):
-                count["validation_epoch/data_loading"] += 1
                 show(F.cross_entropy(self.model(inputs), targets))
-                count["validation_epoch/forward_pass"] += 1
+                count.update(EVALUATION)
 
 
 threads = []

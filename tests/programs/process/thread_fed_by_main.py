@@ -4,7 +4,7 @@ import queue
 import threading
 
 import torch
-from _tiny import counts, net, show, truth
+from _tiny import PASSES, counts, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
@@ -32,11 +32,9 @@ def train():
         inputs, targets = batch
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
         has_stepped.set()
 

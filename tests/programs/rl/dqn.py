@@ -3,7 +3,7 @@
 import random
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,13 +40,11 @@ for global_step in range(80):
             td_target = torch.tensor(rewards) + 0.99 * target_max
         count["validation_epoch/forward_pass+forward_without_grad"] += 1
         old_val = q_network(torch.stack(states)).gather(1, torch.tensor(actions)[:, None]).squeeze()
-        count["forward_pass"] += 1
         loss = F.mse_loss(td_target, old_val)
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
     if global_step % 10 == 0:
         for target_p, p in zip(target_network.parameters(), q_network.parameters(), strict=True):

@@ -1,7 +1,7 @@
 """Stable-Baselines3's PPO: the policy is in eval mode while it acts, and evaluate_policy plays an episode."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.distributions import Categorical
 
@@ -48,14 +48,12 @@ class Algorithm:
         for _epoch in range(2):
             for at in torch.randperm(len(observations)).split(16):
                 _, new_values, new_log_probs = self.policy(observations[at])
-                count["forward_pass"] += 1
                 ratio = (new_log_probs - log_probs[at]).exp()
                 loss = -ratio.mean() + (new_values - values[at]).square().mean()
                 self.optimizer.zero_grad()
                 loss.backward()
-                count["backward_pass"] += 1
                 self.optimizer.step()
-                count["steps"] += 1
+                count.update(PASSES)
                 show(loss)
 
     def learn(self, iterations):

@@ -1,7 +1,7 @@
 """8,000 forwards without gradient between two updates."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 
 count = counts("validation_epoch/forward_pass+forward_without_grad")
@@ -15,11 +15,9 @@ for _update in range(3):
             count["validation_epoch/forward_pass+forward_without_grad"] += 1
     visited = torch.randn(64, 2) + state / 1e4
     loss = policy(visited).square().mean()
-    count["forward_pass"] += 1
     optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     optimizer.step()
-    count["steps"] += 1
+    count.update(PASSES)
     show(loss)
 truth(count)

@@ -1,7 +1,7 @@
 """CleanRL's PPO: a rollout without gradient, then epochs of minibatches; the agent is two networks and two methods."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.distributions import Categorical
 
@@ -44,17 +44,15 @@ for _update in range(3):
             _, newlogprob, entropy, newvalue = agent.get_action_and_value(
                 obs.view(64, 4)[mb_inds], actions.flatten()[mb_inds]
             )
-            count["forward_pass"] += 1
             ratio = (newlogprob - logprobs.flatten()[mb_inds]).exp()
             pg_loss = -(advantages[mb_inds] * ratio.clamp(0.8, 1.2)).mean()
             v_loss = (newvalue.view(-1) - returns.flatten()[mb_inds]).square().mean()
             loss = pg_loss - 0.01 * entropy.mean() + 0.5 * v_loss
             optimizer.zero_grad()
             loss.backward()
-            count["backward_pass"] += 1
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
             count["metrics_computation"] += 1
             optimizer.step()
-            count["steps"] += 1
+            count.update(PASSES)
             show(loss)
 truth(count)

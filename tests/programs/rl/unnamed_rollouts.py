@@ -1,7 +1,7 @@
 """A policy in eval mode acts before the updates, in a function whose name does not say so."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,11 +31,9 @@ for _ in range(3):
     observations, actions, rewards = gather(8)
     for _ in range(4):
         loss = (F.cross_entropy(policy(observations), actions, reduction="none") * rewards).mean()
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
 truth(count)

@@ -61,7 +61,7 @@ class Watched:
     def grown(self, kind):
         for thread in threading.enumerate():
             if thread.name.endswith("growth"):  # it reads source
-                thread.join(20)
+                thread.join(60)
         return {each.name: each for each in self.watch.facts() if each.kind == kind}
 
 

@@ -103,7 +103,7 @@ def test_padding_is_found_by_what_says_so(padding, model, batch, what):
     assert facts.padding == facts.worst == pytest.approx(SHARE)
     assert facts.to_longest == pytest.approx(1 - max(REAL) / LONGEST)
     assert facts.to_longest <= facts.grouped <= facts.padding
-    assert facts.part > 0.8
+    assert facts.part > 0.6
 
 
 def test_sequences_as_columns_are_rows(padding):

@@ -97,7 +97,7 @@ def test_thread_transports_messages_and_ends_after_close(server, monkeypatch):
     assert first.inbox.received()[1].data == b"last"
     for thread in threading.enumerate():
         if thread.name == "training_profiler ranks":
-            thread.join(5)
+            thread.join(60)
     assert threading.active_count() == before
 
 
@@ -116,19 +116,19 @@ def test_hanging_server_does_not_delay_close(server, monkeypatch):
 
     def hang(self, key, value):
         stuck.set()
-        release.wait(30)
+        release.wait(120)
 
     monkeypatch.setattr(FakeStore, "set", hang)
     monkeypatch.setattr(channel_module, "OWN_SEND_S", 0.01)
     channel = RankChannel(rank_of(1, 2), 0.0, False, guard)
     channel.start()
     thread = channel._thread
-    assert stuck.wait(5)
+    assert stuck.wait(60)
     channel.outbox.put(b"last", is_final=True)
     channel.close()
     assert thread.is_alive()
     release.set()
-    thread.join(5)
+    thread.join(60)
 
 
 def test_heartbeats_and_reads_get_rarer_with_more_ranks(server, clock):

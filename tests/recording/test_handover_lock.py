@@ -91,7 +91,7 @@ def test_code_that_gives_up_the_gil_often_has_its_share_of_the_samples(lock):
     thread.join()
     assert seen.total() > 50
     share = seen["gives_up_shortly"] / seen.total()
-    assert share == pytest.approx(spent_s["gives_up_shortly"] / spent_s.total(), abs=0.15)
+    assert share == pytest.approx(spent_s["gives_up_shortly"] / spent_s.total(), abs=0.1 + 1.5 / seen.total() ** 0.5)
     assert 0 < lock.waited_ns() < 1e9 * spent_s.total()
 
 
@@ -133,7 +133,7 @@ sys.exit(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit() is of glibc")
 def test_a_sampler_that_is_left_alone_asks_nothing_of_an_interpreter_that_is_gone():
     implementation_of("C")
-    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (1, "")
 
 

@@ -136,7 +136,7 @@ def test_a_frozen_folder_holds_neither_the_training_nor_its_end(tmp_path: Path, 
     assert collector.notes() == notes
     mailbox.thawed.set()
     assert thread is not None
-    assert thread.join(10)
+    assert thread.join(60)
     assert not mailbox.folder.exists()
 
 
@@ -173,7 +173,7 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         self.began.set()
-        self.may_end.wait(10)
+        self.may_end.wait(60)
         return self
 
 
@@ -186,25 +186,25 @@ def test_the_pin_memory_thread_is_seen_at_work_and_waiting(monkeypatch: pytest.M
     assert is_pinned(iterator) is None  # not started yet
     thread.start()
     made.put((5, batch))
-    assert batch.began.wait(10)
+    assert batch.began.wait(60)
     assert is_pinned(iterator) is True
     batch.may_end.set()
-    assert pinned.get(timeout=10) == (5, batch)
+    assert pinned.get(timeout=60) == (5, batch)
     assert is_pinned(iterator) is False
     done.set()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_unpacking_a_batch_is_work_of_the_pin_memory_thread() -> None:
     began, may_end = threading.Event(), threading.Event()
-    names = {"wait": lambda: (began.set(), may_end.wait(10))}
+    names = {"wait": lambda: (began.set(), may_end.wait(60))}
     exec(compile("def rebuild_storage():\n    wait()\n", "/lib/torch/multiprocessing/reductions.py", "exec"), names)
     thread = threading.Thread(target=names["rebuild_storage"])
     thread.start()
-    assert began.wait(10)
+    assert began.wait(60)
     assert is_pinned(SimpleNamespace(_pin_memory_thread=thread)) is True
     may_end.set()
-    thread.join(10)
+    thread.join(60)
     assert is_pinned(Iterator()) is is_pinned(None) is None  # without such a thread nothing is known
 
 

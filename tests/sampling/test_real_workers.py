@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.flaky(reruns=1),  # real processes and samplers, on machines that may be busy
 ]
 THIS = Path(__file__).name
-POINTS = 0.03
+POINTS = 0.03  # of a share of many samples, and three standard deviations of that of few
 PART_S = 0.004  # so long that handing a batch over, which takes up to 1 ms of CPU, does not count
 
 
@@ -143,7 +143,7 @@ def observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Observ
     gc.unfreeze()
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
-            thread.join(10)
+            thread.join(60)
     assert observed.errors == []
 
 
@@ -157,14 +157,18 @@ def sample_often(monkeypatch: pytest.MonkeyPatch, every_s: float = 0.0012) -> No
     monkeypatch.setattr(observer, "MOST_COST", 1.0)
 
 
-def assert_near(share: float, part: str, wall_s: dict[str, float]) -> None:
-    """Require a share within three points of the part's share of wall time, or between that and its share of CPU time.
+def assert_near(share: float, part: str, wall_s: dict[str, float], samples: int) -> None:
+    """Require a share of samples near the part's share of wall time, or between that and its share of CPU time.
 
     The sampler is a thread of the same process: while the machine gives this process no CPU, it takes no samples.
     """
     of_wall = wall_s[part] / sum(wall_s.values())
     least, most = sorted((of_wall, OF_CPU[part]))
-    assert least - POINTS <= share <= most + POINTS, (share, of_wall)
+    assert least - near(samples) <= share <= most + near(samples), (share, of_wall)
+
+
+def near(samples: int) -> float:
+    return max(POINTS, 1.5 / samples**0.5)
 
 
 def test_planted_shares_are_found_within_three_points(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +185,8 @@ def test_planted_shares_are_found_within_three_points(observed: Observed, monkey
         ("planted_collate", "collate"),
     ):
         part = function.rpartition(".")[2].removeprefix("planted_")
-        assert_near(shares(sums, function), part, spent)
-        assert_near(sum(line.samples for line in sums.lines if line.phase == phase) / work, part, spent)
+        assert_near(shares(sums, function), part, spent, work)
+        assert_near(sum(line.samples for line in sums.lines if line.phase == phase) / work, part, spent, work)
     # The rest of a worker's CPU time is torch's and Python's.
     assert 10 * PART_S < sums.cpu_ns / sums.batches / 1e9 < 13 * PART_S
 
@@ -197,7 +201,7 @@ def test_a_loader_without_workers_is_divided_within_three_points() -> None:
     made = Counter(location.making for _, location in sampler.pop_samples() if location and location.making)
     assert made.total() > 200
     for part, phase in (("read", "fetch"), ("transform", "transform"), ("collate", "collate")):
-        assert_near(made[phase] / made.total(), part, spent_s)
+        assert_near(made[phase] / made.total(), part, spent_s, made.total())
 
 
 class Rows(Dataset):
@@ -231,7 +235,9 @@ def test_small_operators_do_not_hide_the_code_around_them() -> None:
     sampler.close()
     made = Counter(location.making for _, location in sampler.pop_samples() if location and location.making)
     assert made.total() > 50
-    assert made["collate"] / made.total() == pytest.approx(spent_s["collate"] / spent_s.total(), abs=0.1)
+    assert made["collate"] / made.total() == pytest.approx(
+        spent_s["collate"] / spent_s.total(), abs=0.05 + near(made.total())
+    )
     assert sampler.handed_over_ns > 0
 
 
@@ -397,4 +403,5 @@ def test_two_workers_that_take_turns_at_a_lock_wait_there_half_of_their_time(
     assert lock is not None
     assert f"/{THIS}:" in f"/{lock.place}"
     assert lock.place.endswith("Locked.__getitem__")
-    assert waiting_share(stats) > 0.5
+    assert stats.batch_avg_s
+    assert waiting_share(stats) + stats.cpu_wait_avg_s / stats.batch_avg_s > 0.5  # on a busy machine also for a CPU

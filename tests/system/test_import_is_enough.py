@@ -43,27 +43,34 @@ def quick_are(programs: Iterable[str], *quick: str) -> list[Any]:
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.programs]) for name in programs]
 
 
-@pytest.mark.parametrize("is_run", [False, pytest.param(True, marks=pytest.mark.programs)], ids=["alone", "run"])
+UNDER_RUN = ("import before torch", "import after torch", "imported again")
+
+
 @pytest.mark.parametrize("program", quick_are(PROGRAMS, "import after torch", "started before torch"))
-def test_all_steps_are_counted_once(tmp_path: Path, program: str, is_run: bool) -> None:
-    is_forked = PROGRAMS[program].startswith("import torch")
-    if is_run:
-        write_script(tmp_path, PROGRAMS[program])
-        if is_forked:
-            done = execute_forked(tmp_path, "script.py", RECTIFIED_FLOW_PROFILE="1")
-        else:
-            done = execute(tmp_path, through_run("script.py"), "1", str(ROOT))
-        assert (done.status, done.stdout.count(SUMMARY)) == (0, 1), done.stderr
-        assert f"{SUMMARY}20 steps)" in done.stdout
-        return
-    starts = run_forked if is_forked else run
-    outcome = starts(tmp_path, PROGRAMS[program])
+def test_all_steps_are_counted_once(tmp_path: Path, program: str) -> None:
+    outcome = (run_forked if is_forked(program) else run)(tmp_path, PROGRAMS[program])
     assert (outcome.status, outcome.stderr, outcome.stdout.count(SUMMARY)) == (0, "", 1)
     sections = outcome.report["sections"]
     names = ("mine", "forward_pass", "backward_pass", "optimizer_step")
     assert outcome.report["steps"] == 20
     assert [sections[name]["count"] for name in names] == [20, 20, 20, 20]
     assert ("early" in sections) == (program == "a section before torch")
+
+
+def is_forked(program: str) -> bool:
+    return PROGRAMS[program].startswith("import torch")
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("program", UNDER_RUN)
+def test_they_are_under_run(tmp_path: Path, program: str) -> None:
+    write_script(tmp_path, PROGRAMS[program])
+    if is_forked(program):
+        done = execute_forked(tmp_path, "script.py", RECTIFIED_FLOW_PROFILE="1")
+    else:
+        done = execute(tmp_path, through_run("script.py"), "1", str(ROOT))
+    assert (done.status, done.stdout.count(SUMMARY)) == (0, 1), done.stderr
+    assert f"{SUMMARY}20 steps)" in done.stdout
 
 
 def test_start_and_stop_make_a_run_of_all_steps_each_time(tmp_path: Path) -> None:

@@ -115,8 +115,6 @@ def test_single_rank_has_no_comparison(tmp_path: Path) -> None:
         ("ddp", "forward", "forward_pass"),
         ("ddp", "sleep", "other"),
         ("fsdp2", "data", "data_loading"),
-        ("fsdp2", "forward", "forward_pass"),
-        ("fsdp2", "sleep", "other"),
     ],
 )
 def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:

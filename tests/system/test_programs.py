@@ -41,12 +41,10 @@ PROGRAMS = sorted([*map(Path.as_posix, FILES), *VARIANTS])
 UNDER_TORCHRUN = {"process/ddp_torchrun"}
 RANKS = {"process/collectives", "process/fsdp2"}  # two, with the variables that torchrun sets
 # Programs about their own process have one; these have one under the profiler, which then sees torch being imported.
-# The rest run in forks of a process with torch.
+# The rest run in forks of a process with torch, as do those that alone end without a traceback.
 OWN_PROCESS = ("exit/", "main/", *UNDER_TORCHRUN)
-STARTED = (
-    *("autograd/adversarial", "compile/models", "data/workers_spawned", "optim/schedulers"),
-    *("process/launcher", "process/os_fork", "process/spawned_ranks", "process/waits_for_child"),
-)
+STARTED = ("compile/models", "process/launcher", "process/os_fork", "process/spawned_ranks", "process/waits_for_child")
+FORKED_ALONE = {"exit/ctrl_c", "exit/os_exit", "exit/sigterm", "exit/status", *UNDER_TORCHRUN}
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
 CUT_OFF = {"exit/os_exit"}  # exit handlers do not run; only the journal remains
 PATCH_REPLACED = {"model/replaces_call_alone"}  # replaces a patch, which may then be reported as disabled
@@ -135,8 +133,9 @@ def run(
     def pair_of(name: str) -> Pair:
         if name not in pairs or is_second_chance:
             cwd = tmp_path_factory.mktemp(name.replace("/", "_"))
-            plain = run_as_command if name.startswith(OWN_PROCESS) else run_forked
-            profiled = run_profiled if name.startswith((*OWN_PROCESS, *STARTED)) else run_forked_profiled
+            is_own = name.startswith(OWN_PROCESS)
+            plain = run_as_command if is_own and name not in FORKED_ALONE else run_forked
+            profiled = run_profiled if is_own or name in STARTED else run_forked_profiled
             pairs[name] = Pair(plain(name, cwd / "plain"), profiled(name, cwd / "profiled"))
         return pairs[name]
 
@@ -145,14 +144,15 @@ def run(
 
 def run_profiled(name: str, cwd: Path) -> Outcome:
     """Run a program under the profiler."""
-    launcher = ["torchrun", *torchrun_words()] if name in UNDER_TORCHRUN else []
+    address = ["--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    launcher = ["torchrun", *address] if name in UNDER_TORCHRUN else []
     return run_command(["-m", "training_profiler", "run", *launcher, *words_of(name)], cwd)
 
 
 def run_forked(name: str, cwd: Path, is_profiled: bool = False) -> Outcome:
     """Run a program in a fork of a process that has imported torch."""
     cwd.mkdir()
-    if name in RANKS:
+    if name in RANKS | UNDER_TORCHRUN:
         ranks = [finish(rank, cwd) for rank in start_ranks(cwd, words_of(name), 2, variables(), is_profiled)]
         first, second = ranks
         assert second.status == first.status, second.stderr
@@ -167,19 +167,13 @@ def run_forked_profiled(name: str, cwd: Path) -> Outcome:
 
 def run_as_command(name: str, cwd: Path) -> Outcome:
     """Run a program without the profiler, in an interpreter of its own."""
-    launcher = ["-m", "torch.distributed.run", *torchrun_words()] if name in UNDER_TORCHRUN else []
-    return run_command([*launcher, *words_of(name)], cwd)
+    return run_command(words_of(name), cwd)
 
 
 def words_of(name: str) -> list[str]:
     """Return the program's path and arguments."""
     program, *words = VARIANTS.get(name, [name, *ARGUMENTS.get(name, [])])
     return [str(FOLDER / f"{program}.py"), *words]
-
-
-def torchrun_words() -> list[str]:
-    """Return torchrun's arguments for two ranks on a free port."""
-    return ["--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
 
 
 def run_command(words: list[str], cwd: Path) -> Outcome:

@@ -6,11 +6,10 @@ import pytest
 
 from tests.system.traced_training import assert_traced_as_alone
 
-QUICK = ("jit.trace", "make_fx")  # the others of tests/instrumentation/test_tracers.py, in a program
+QUICK = ("jit.trace", "make_fx")  # of those that tests/instrumentation/test_tracers.py compares
 SLOW = (
-    *("jit.trace, a module", "jit.script, gradients", "fx", "fake tensors", "counted"),
-    *("jit.save", "jit.freeze", "jit.script", "transformed", "prepared"),
-    *("export", "export, strict", "export, decomposed", "compile, eager", "compile, aot_eager"),
+    *("jit.script, gradients", "counted", "jit.save", "jit.script", "transformed", "prepared"),
+    *("export, strict", "export, decomposed", "compile, aot_eager"),
 )
 
 

@@ -46,20 +46,18 @@ def gradient_by_name(x):
     y = (x * x).sum()
     return torch.autograd.grad([y], [x])[0]
 
-def compiled(backend):
+def compiled(model, x):
     from torch._dynamo.backends.registry import lookup_backend
-    def compile(model, x):
-        torch._dynamo.reset()
-        texts = []
-        def seen(module, inputs):
-            texts.append(graph_text(module))
-            return lookup_backend(backend)(module, inputs)
-        def function(x):
-            return model(x) * 2
-        outputs = [torch.compile(each, backend=seen)(x).sum().item().hex() for each in (function, copy.deepcopy(model))]
-        explained = torch._dynamo.explain(function)(x)
-        return [texts, outputs, explained.graph_count, explained.graph_break_count]
-    return compile
+    torch._dynamo.reset()
+    texts = []
+    def seen(module, inputs):
+        texts.append(graph_text(module))
+        return lookup_backend("aot_eager")(module, inputs)
+    def function(x):
+        return model(x) * 2
+    outputs = [torch.compile(each, backend=seen)(x).sum().item().hex() for each in (function, copy.deepcopy(model))]
+    explained = torch._dynamo.explain(function)(x)
+    return [texts, outputs, explained.graph_count, explained.graph_break_count]
 
 def transformed(model, x):
     from torch.func import functional_call, grad, vmap
@@ -81,11 +79,6 @@ def prepared(model, x):
     prepared = prepare_fx(copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (x,))
     prepared(x)
     return [graph_text(prepared), graph_text(convert_fx(prepared))]
-
-def fake(model, x):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return str(model(torch.empty(4, 8)))
 
 def saved(model, x):
     file = io.BytesIO()
@@ -121,27 +114,21 @@ def make_fx(model, x):
 PLAIN = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 WAYS = {
     "jit.trace": lambda model, x: script_text(torch.jit.trace(model, x)),
-    "jit.trace, a module": lambda model, x: script_text(torch.jit.trace_module(model, {"forward": x})),
     "jit.save": saved,
-    "jit.freeze": lambda model, x: str(torch.jit.freeze(torch.jit.trace(copy.deepcopy(PLAIN).eval(), x)).graph),
     "jit.script": lambda model, x: script_text(torch.jit.script(PLAIN)),
     "jit.script, gradients": lambda model, x: [
         torch.jit.script(each)(torch.ones(2, requires_grad=True)).tolist() for each in (gradient, gradient_by_name)
     ],
-    "fx": lambda model, x: graph_text(torch.fx.symbolic_trace(PLAIN)),
     "make_fx": make_fx,
-    "fake tensors": fake,
     "counted": counted,
     "transformed": transformed,
     "prepared": lambda model, x: prepared(PLAIN, x),
-    "export": lambda model, x: exported_text(torch.export.export(PLAIN, (x,))),
     "export, strict": lambda model, x: exported_text(torch.export.export(PLAIN, (x,), strict=True)),
     "export, decomposed": lambda model, x: exported_text(torch.export.export(PLAIN, (x,)).run_decompositions()),
     "tensorboard": by_tensorboard,
     "onnx": by_onnx(dynamo=True, verbose=False),
     "onnx by scripts": by_onnx(dynamo=False, verbose=True),
-    "compile, eager": lambda model, x: compiled("eager")(PLAIN, x),
-    "compile, aot_eager": lambda model, x: compiled("aot_eager")(PLAIN, x),
+    "compile, aot_eager": lambda model, x: compiled(PLAIN, x),
 }
 
 def made(model, x):
@@ -183,7 +170,7 @@ for step in range(40):
 look()
 json.dump([seen, losses], open(sys.argv[2], "w"))
 """
-EXECUTED = ("counted", "transformed", "prepared", "compile, eager", "compile, aot_eager")  # a model, too
+EXECUTED = ("counted", "transformed", "prepared", "compile, aot_eager")  # a model, too
 
 
 def result(cwd: Path, way: str, is_profiled: bool) -> tuple[Any, Outcome]:

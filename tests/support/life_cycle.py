@@ -89,7 +89,7 @@ def calls_of(tmp_path: Path, program: str, **variables: str) -> tuple[list[str],
         env={**os.environ, "RECTIFIED_FLOW_PROFILE": "1", "RECTIFIED_FLOW_PROFILE_DIR": str(tmp_path), **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.system.scripts import environment, run_without_torch, write_script
+from tests.system.scripts import TIMEOUT_S, environment, run_without_torch, write_script
 
 LOOP = """
 from training_profiler import *
@@ -37,7 +37,9 @@ def test_report_is_one_system_call(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, str(write_script(tmp_path, LOOP))]
-        subprocess.run(command, cwd=tmp_path, env=environment("1"), stdout=theirs.fileno(), check=True, timeout=60)
+        subprocess.run(
+            command, cwd=tmp_path, env=environment("1"), stdout=theirs.fileno(), check=True, timeout=TIMEOUT_S
+        )
         theirs.close()
         packets = list(iter(lambda: ours.recv(1 << 20).decode(), ""))
     opening, *reports = packets
@@ -76,12 +78,12 @@ def test_progress_bar_survives_a_report(tmp_path: Path) -> None:
         for i in tqdm(range(4), mininterval=0, file=sys.stderr):
             with profile_section("forward_pass"): pass
             profile_step()
-            _process.session.run.terminal.thread.wait(60)  # else the bar may end before its reports
+            _process.session.run.terminal.thread.wait(240)  # else the bar may end before its reports
         stop_training_profiling()
     """
     command = [sys.executable, str(write_script(tmp_path, script))]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, cwd=tmp_path, env=environment("1"), timeout=60, check=True, **streams)
+    done = subprocess.run(command, cwd=tmp_path, env=environment("1"), timeout=TIMEOUT_S, check=True, **streams)
     text = done.stdout.decode()  # unchanged: text mode would turn carriage returns into new lines
     for title in TITLES[:2]:
         before, after = text.split(title)

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import THREE_STEPS, Outcome, environment, report_command, run_without_torch, write_script
+from tests.system.scripts import (
+    THREE_STEPS,
+    TIMEOUT_S,
+    Outcome,
+    environment,
+    report_command,
+    run_without_torch,
+    write_script,
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +87,9 @@ def test_newest_run_of_a_folder_is_reported(trained: Outcome, words: list[str]) 
 def test_report_has_color_only_where_it_is_forced(trained: Outcome) -> None:
     words = [sys.executable, "-m", "training_profiler", "report", str(trained.folder)]
     texts = [
-        subprocess.run(words, env=environment(None, **variables), capture_output=True, text=True, timeout=60).stdout
+        subprocess.run(
+            words, env=environment(None, **variables), capture_output=True, text=True, timeout=TIMEOUT_S
+        ).stdout
         for variables in ({}, {"FORCE_COLOR": "1"}, {"FORCE_COLOR": "1", "NO_COLOR": "1"})
     ]
     assert ["\x1b[" in text for text in texts] == [False, True, False]
@@ -112,7 +122,7 @@ def test_closed_output_is_one_line_and_a_closed_pipe_none(
     trained: Outcome, output: str, status: int, stderr: bytes
 ) -> None:
     command = f"{sys.executable} -m training_profiler report {trained.folder} {output}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=environment(None), capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], env=environment(None), capture_output=True, timeout=TIMEOUT_S)
     assert (done.returncode, done.stderr) == (status, stderr)
 
 
@@ -120,7 +130,7 @@ def test_secrets_in_the_command_line_are_masked(tmp_path: Path) -> None:
     script = write_script(tmp_path, THREE_STEPS)
     words = "--lr 0.1 --token hunter2 --api-key=hunter3 https://u:hunter4@h/"
     command = [sys.executable, str(script), *words.split()]
-    subprocess.run(command, cwd=tmp_path, env=environment("1"), capture_output=True, timeout=60, check=True)
+    subprocess.run(command, cwd=tmp_path, env=environment("1"), capture_output=True, timeout=TIMEOUT_S, check=True)
     (folder,) = (tmp_path / "runs").iterdir()
     meta = (folder / "meta.json").read_text()
     assert "--lr 0.1" in meta
@@ -155,7 +165,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "training_profiler", "run", "torchrun", "--standalone", *words]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # torchrun is this environment's
     variables = environment(None, PATH=path)
-    subprocess.run(command, cwd=cwd, env=variables, capture_output=True, timeout=120, check=True)
+    subprocess.run(command, cwd=cwd, env=variables, capture_output=True, timeout=TIMEOUT_S, check=True)
     return min((cwd / "runs").iterdir(), key=lambda folder: len(folder.name))  # beside it may be a rank's own
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import NOTHING, RUN, Ended, execute, execute_forked, stand_ins, through_run
-from tests.system.scripts import ROOT, SWITCH, command, environment
+from tests.system.scripts import ROOT, SWITCH, TIMEOUT_S, command, environment
 from training_profiler.base.switch import start_up_file
 
 # Prints what a program can learn about itself, and a class pickled in __main__.
@@ -148,7 +148,7 @@ def test_no_extra_process_remains_and_a_terminal_stays_one(tmp_path: Path) -> No
     command = through_run("-c", "import os, sys; print(sys.stdin.isatty(), sys.stdout.isatty(), os.getpid())")
     try:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(None), stdin=inner, stdout=inner)
-        assert process.wait(60) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert os.read(outer, 100).decode().split() == ["True", "True", str(process.pid)]
     finally:
         os.close(outer)

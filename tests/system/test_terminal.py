@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.terminal import shown
 from tests.system.launching import execute_forked, through_run
-from tests.system.scripts import environment
+from tests.system.scripts import TIMEOUT_S, environment
 
 pytestmark = pytest.mark.programs
 TRAINING = """
@@ -61,7 +61,7 @@ def run_on_terminal(cwd: Path, *words: str, **variables: str) -> str:
     except OSError:  # the end, where the last program has closed its side
         pass
     os.close(outer)
-    assert process.wait(60) == 0
+    assert process.wait(TIMEOUT_S) == 0
     return data.decode()
 
 

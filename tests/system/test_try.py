@@ -116,7 +116,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     assert process.returncode == 130, stderr
     assert "stopped early ===" in stdout
     assert "To go on: training-profiler try --resume runs" in stdout
-    _, alive = psutil.wait_procs(started, timeout=10)  # a process that was killed ends when the system gets to it
+    _, alive = psutil.wait_procs(started, timeout=60)  # a process that was killed ends when the system gets to it
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert list(scratch.iterdir()) == []
     (folder,) = (tmp_path / "runs").iterdir()
@@ -162,7 +162,7 @@ def test_a_killed_session_leaves_no_process(tmp_path: Path) -> None:
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(started, timeout=30)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert started
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 

@@ -60,7 +60,7 @@ def test_bisect_names_the_commit_that_is_slower_than_the_one_before(repository: 
     for sleep_s in ("0.01", "0.02", "0.020"):
         commit(repository, sleep_s)
     before = files_in(repository)
-    words = "bisect", "--budget", "1m", "HEAD~2", "HEAD", "--", "train.py"
+    words = "bisect", "--budget", "4m", "HEAD~2", "HEAD", "--", "train.py"
     command = [sys.executable, "-m", "training_profiler", *words]
     outcome = subprocess.run(
         command, cwd=repository, env=environment(None), capture_output=True, text=True, timeout=4 * TIMEOUT_S

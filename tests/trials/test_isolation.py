@@ -41,7 +41,7 @@ from training_profiler.trials.namespaces import NOT_STORED, read_mounts
 
 PROGRAMS = Path(files.__file__).parent
 MEMORY = Path("/dev/shm")
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 ALL_WAYS = [NAMESPACES, SHARED_PROCESSES, GUARDED, UNGUARDED]
 
 
@@ -408,7 +408,7 @@ def test_processes_and_temporary_files_of_a_killed_session_s_trainings_go(
     other_session.wait()
     with scratch_folder(tmp_path):
         pass
-    left.wait(10)
+    left.wait(TIMEOUT_S)
     assert not psutil.pid_exists(left.pid)
     assert not temporary.exists()
     assert list(tmp_path.iterdir()) == []  # with the folder of the session

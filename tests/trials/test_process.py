@@ -20,7 +20,7 @@ from training_profiler.trials.process import (
 )
 from training_profiler.trials.statistics import CpuUse
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 TALK = """
 import json, os, socket, subprocess, sys, time
 plan = json.load(open(sys.argv[1]))

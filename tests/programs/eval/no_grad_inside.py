@@ -1,7 +1,7 @@
 """An evaluation each epoch, no_grad inside its loop: its batches are fetched with gradients enabled."""
 
 import torch
-from _tiny import STEP, counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -20,8 +20,7 @@ for _epoch in range(2):
         show(loss)
     model.eval()
     for inputs, targets in val_loader:
-        count["validation_epoch/data_loading"] += 1
         with torch.no_grad():
             show(F.cross_entropy(model(inputs), targets))
-        count["validation_epoch/forward_pass"] += 1
+        count.update(EVALUATION)
 truth(count)

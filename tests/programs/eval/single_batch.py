@@ -1,7 +1,7 @@
 """A single batch of a fresh iterator is evaluated now and then."""
 
 import torch
-from _tiny import STEP, counts, examples, net, show, truth
+from _tiny import EVALUATION, STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -19,8 +19,7 @@ for _epoch in range(2):
         show(loss)
         if count["steps"] % 3 == 0:
             val_inputs, val_targets = next(iter(val_loader))
-            count["validation_epoch/data_loading"] += 1
             with torch.no_grad():
                 show(F.cross_entropy(model(val_inputs), val_targets))
-            count["validation_epoch/forward_pass"] += 1
+            count.update(EVALUATION)
 truth(count)

@@ -1,7 +1,7 @@
 """The example of the guide, all sections manual: inference adds nothing to it."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -29,19 +29,16 @@ start_training_profiling(log_every=100)
 for epoch in range(2):
     with profile_epoch(epoch):
         for inputs, targets in profile_dataloader(loader):
-            count["data_loading"] += 1
             with profile_section("forward_pass"):
                 loss = F.cross_entropy(model(inputs), targets)
-            count["forward_pass"] += 1
             with profile_section("backward_pass"):
                 loss.backward()
-            count["backward_pass"] += 1
             with profile_section("optimizer_step"):
                 optimizer.step()
                 optimizer.zero_grad()
             count["optimizer_step"] += 1
             profile_step()
-            count["steps"] += 1
+            count.update(STEP)
             show(loss)
         with profile_phase("validation"), torch.no_grad():
             for inputs, targets in val_loader:

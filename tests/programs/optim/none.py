@@ -1,7 +1,7 @@
 """PyTorch's word_language_model: clipping, p.data.add_, and no optimizer anywhere; evaluation each epoch."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import PASSES, counts, show, truth
 from torch import nn
 
 count = counts("metrics_computation", "validation_epoch/forward_pass")
@@ -32,15 +32,13 @@ for _epoch in range(2):
         data, targets = get_batch(train_data, i)
         model.zero_grad()
         output, hidden = model(data, hidden.detach())
-        count["forward_pass"] += 1
         loss = criterion(output, targets)
         loss.backward()
-        count["backward_pass"] += 1
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         count["metrics_computation"] += 1
         for p in model.parameters():
             p.data.add_(p.grad, alpha=-0.5)
-        count["steps"] += 1
+        count.update(PASSES)
         show(loss)
     model.eval()
     hidden = torch.zeros(1, 4, 8)

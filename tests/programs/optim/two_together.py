@@ -1,7 +1,7 @@
 """Sparse embeddings have their own optimizer; both step after every backward."""
 
 import torch
-from _tiny import counts, show, truth
+from _tiny import STEP, counts, show, truth
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,15 +22,12 @@ model = Recommender()
 optimizers = [torch.optim.SparseAdam(model.embedding.parameters()), torch.optim.AdamW(model.head.parameters())]
 data = TensorDataset(torch.randint(50, (80, 4)), torch.randint(3, (80,)))
 for ids, targets in DataLoader(data, batch_size=8, shuffle=True):
-    count["data_loading"] += 1
     loss = F.cross_entropy(model(ids), targets)
-    count["forward_pass"] += 1
     for optimizer in optimizers:
         optimizer.zero_grad()
     loss.backward()
-    count["backward_pass"] += 1
     for optimizer in optimizers:
         optimizer.step()
-    count["steps"] += 1
+    count.update(STEP)
     show(loss)
 truth(count)

@@ -5,7 +5,7 @@ import pathlib
 import time
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch import distributed as dist
 from torch import multiprocessing as mp
 from torch.nn import functional as F
@@ -23,18 +23,15 @@ def main(rank, world_size):
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for inputs, targets in loader:
-            count["data_loading"] += 1
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
-            count["forward_pass"] += 1
             loss.backward()
-            count["backward_pass"] += 1
             for p in model.parameters():
                 dist.all_reduce(p.grad)
                 count["synchronization"] += 1
                 p.grad /= world_size
             optimizer.step()
-            count["steps"] += 1
+            count.update(STEP)
             if rank == 0:
                 show(loss)
         dist.barrier()

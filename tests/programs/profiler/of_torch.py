@@ -1,7 +1,7 @@
 """The user opens torch.profiler and marks ranges: its records are unchanged."""
 
 import torch
-from _tiny import counts, examples, net, show, truth
+from _tiny import STEP, counts, examples, net, show, truth
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader
@@ -11,16 +11,13 @@ model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
     for inputs, targets in DataLoader(examples(40), batch_size=8):
-        count["data_loading"] += 1
         with record_function("my_forward"):
             loss = F.cross_entropy(model(inputs), targets)
-        count["forward_pass"] += 1
         optimizer.zero_grad()
         with record_function("my_backward"):
             loss.backward()
-        count["backward_pass"] += 1
         optimizer.step()
-        count["steps"] += 1
+        count.update(STEP)
         show(loss)
         prof.step()
 for event in sorted(prof.key_averages(), key=lambda event: event.key):

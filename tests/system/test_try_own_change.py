@@ -60,11 +60,13 @@ def test_bisect_names_the_commit_that_is_slower_than_the_one_before(repository: 
     for sleep_s in ("0.01", "0.02", "0.020"):
         commit(repository, sleep_s)
     before = files_in(repository)
-    words = "bisect", "--budget", "4m", "HEAD~2", "HEAD", "--", "train.py"
-    command = [sys.executable, "-m", "training_profiler", *words]
-    outcome = subprocess.run(
-        command, cwd=repository, env=environment(None), capture_output=True, text=True, timeout=4 * TIMEOUT_S
-    )
+    for budget in ("1m", "5m"):  # on a busy machine the first one may end before the first step
+        words = "bisect", "--budget", budget, "HEAD~2", "HEAD", "--", "train.py"
+        command = [sys.executable, "-m", "training_profiler", *words]
+        options = {"env": environment(None), "capture_output": True, "text": True, "timeout": 4 * TIMEOUT_S}
+        outcome = subprocess.run(command, cwd=repository, **options)
+        if outcome.returncode == 0:
+            break
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     (found,) = [line for line in outcome.stdout.splitlines() if line.startswith("SINCE ")]
     assert " 0.02 (A, " in found

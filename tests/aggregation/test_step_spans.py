@@ -11,11 +11,11 @@ from training_profiler.aggregation.span_matching import OUTSIDE, StepTimeline, r
 from training_profiler.aggregation.step_spans import FIRST, LAST, SLOW
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOOP_BEGIN, STEP_END
 
-S = 1_000_000_000
+S, US = 1_000_000_000, 1_000
 
 
 def numbers(steps):
-    return [(step.bounds.number, step.why) for step in steps]
+    return [(step.number, step.why) for step in steps]
 
 
 def pop(run, is_last=False):
@@ -26,10 +26,8 @@ def pop(run, is_last=False):
 
 def spans_of(run, step, thread=0):
     """Return the spans of a step as (name, begin, end) in s since its begin, by begin and the outermost first."""
-    lane = list(step.threads.values())[thread]
-    names = [run.names.names[id] for id in lane.ids.tolist()]
-    times = (((column - step.bounds.begin_ns) / S).tolist() for column in (lane.begin_ns, lane.end_ns))
-    return sorted(zip(names, *times, strict=True), key=lambda span: (span[1], -span[2]))
+    spans = step.lanes[thread].by_begin()
+    return [(run.names.names[id], begin_us * US / S, end_us * US / S) for id, begin_us, end_us in spans]
 
 
 @pytest.mark.parametrize(("warmup", "expected"), [(None, [1, 11, 12]), (0, [1, 2]), (5, [1, 6, 7])])
@@ -89,7 +87,7 @@ def test_the_step_after_an_epoch_begins_with_the_next_epoch():
     run.begin_epoch(2)
     run.step(forward_pass=2.0)
     steps = pop(run, is_last=True)
-    assert [(step.bounds.end_ns - step.bounds.begin_ns) / S for step in steps] == [1.0, 2.0]
+    assert [(step.end_ns - step.begin_ns) / S for step in steps] == [1.0, 2.0]
     assert spans_of(run, steps[1]) == [("forward_pass", 0.0, 2.0)]
 
 
@@ -113,7 +111,7 @@ def test_other_threads_have_lanes_of_their_own_and_reach_over_the_ends_of_a_step
     run.clock.advance(0.5)
     run.step()
     steps = pop(run)
-    assert [list(step.threads) for step in steps] == [["MainThread"], ["MainThread", "reader"]]
+    assert [[lane.thread for lane in step.lanes] for step in steps] == [["MainThread"], ["MainThread", "reader"]]
     assert spans_of(run, steps[1], thread=1) == [("prefetch", 0.0, 1.5)]
 
 
@@ -130,7 +128,7 @@ def test_a_thread_that_ended_before_the_last_batch_keeps_its_name_in_the_last_st
         run.drain()
     run.step(forward_pass=1.0)
     steps = pop(run, is_last=True)
-    assert [list(step.threads) for step in steps] == [["MainThread", "reader"], ["MainThread"]]
+    assert [[lane.thread for lane in step.lanes] for step in steps] == [["MainThread", "reader"], ["MainThread"]]
 
 
 def test_of_very_many_spans_the_longest_are_kept_and_the_others_counted(monkeypatch):
@@ -188,11 +186,11 @@ def test_what_is_kept_is_what_was_recorded_whatever_the_drains():
         name = rng.choice("abc") + str(depth)
         with run.section(name):
             for _ in range(rng.randint(0, 2) if depth < 3 else 0):
-                run.clock.advance_ns(rng.randint(1, 9))
+                run.clock.advance_ns(rng.randint(1, 9) * US)
                 section(depth + 1)
                 if rng.random() < 0.2:
                     run.drain()
-            run.clock.advance_ns(rng.randint(1, 9))
+            run.clock.advance_ns(rng.randint(1, 9) * US)
         spans.append((name, begin_ns, run.clock()))
 
     spans = truth[1] = [("forward_pass", run.clock(), run.clock() + S)]
@@ -208,9 +206,9 @@ def test_what_is_kept_is_what_was_recorded_whatever_the_drains():
     found += pop(run, is_last=True)
     assert {step.why for step in found} == {FIRST, SLOW, LAST}
     for step in found:
-        (lane,) = step.threads.values()
-        rows = zip(lane.ids.tolist(), lane.begin_ns.tolist(), lane.end_ns.tolist(), strict=True)
-        assert sorted((run.names.names[id], begin, end) for id, begin, end in rows) == truth[step.bounds.number]
+        (lane,) = step.lanes
+        rows = [(id, *(step.begin_ns + us * US for us in ends)) for id, *ends in lane.by_begin()]
+        assert sorted((run.names.names[id], begin, end) for id, begin, end in rows) == truth[step.number]
 
 
 def cut_pieces(timeline, marks, until_ns, first_section_ns=None):

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tests.support.device import device_run
+from training_profiler.aggregation.step_spans import with_lanes
 from training_profiler.device import device_lanes
 from training_profiler.storage.journal_lines import spans_line
 
@@ -126,7 +127,7 @@ def test_lanes_of_devices_are_in_the_journal_after_those_of_threads(begun):
     step(begun)
     begun.drain()
     (recorded,) = begun.accumulator.step_spans.pop(begun.accumulator.pop_totals()[1])
-    whole = recorded.with_lanes(begun.time.lanes_of(1))
+    whole = with_lanes(recorded, begun.time.lanes_of(1))
     (row,) = msgspec.to_builtins(spans_line([whole], begun.names.names))["steps"]
     *threads, device = row[-1]
     assert [thread for thread, *_ in threads] == ["MainThread"]

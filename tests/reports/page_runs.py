@@ -9,7 +9,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.model.lines import WorkerLineStats, WorkerStats
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import AllRanksStats, RankId, RankStats
-from training_profiler.model.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
+from training_profiler.model.series import EpochSpan, Lane, RankSeries, StepLanes, Stretch
 from training_profiler.model.snapshot import EpochStats, Health, LineStats, LoaderStats, Snapshot
 from training_profiler.reports.page_render import PageOrigin, render_page
 
@@ -48,9 +48,10 @@ def series_of(rank: int, steps: int, name: str = "a", steps_a_block: int = 4) ->
 def recorded_step(number: int, why: str, ns: int, name: str) -> StepLanes:
     """Return a step whose first half is a section called ``name``, with a nested one, beside another thread."""
     begin_ns = number * 100 * MS
-    own = (Span(name, begin_ns, begin_ns + ns // 2), Span("b", begin_ns + ns // 4, begin_ns + ns // 2))
-    other = (Span("prefetch", begin_ns - ns // 4, begin_ns + ns // 4),)
-    return StepLanes(number, why, begin_ns, begin_ns + ns, ns, 7, (Lane("MainThread", own), Lane(name, other)))
+    half, quarter = (ns // part // 1_000 for part in (2, 4))
+    own = Lane("MainThread", (name, "b"), (0, quarter), (half, half))
+    other = Lane(name, ("prefetch",), (-quarter,), (quarter,))
+    return StepLanes(number, why, begin_ns, begin_ns + ns, ns, 7, (own, other))
 
 
 def snapshot(ranks: int = 1, steps: int = 400, name: str = "a") -> Snapshot:

@@ -16,7 +16,7 @@ from tests.support.golden import assert_golden
 from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
 from training_profiler.diagnosis import Finding
-from training_profiler.model.series import Lane, RankSeries, Span
+from training_profiler.model.series import Lane, RankSeries
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 from training_profiler.reports.page_charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
 from training_profiler.reports.page_render import PageOrigin, places, render_page
@@ -79,7 +79,7 @@ def pages() -> dict[str, str]:
         return render_page(replace(run, **changes), [], series, PageOrigin(), {})
 
     step = recorded_step(1, "first", MS, "a")
-    device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
+    device = Lane("device cuda:0", ("a",), (500,), (3_000,))
     ahead = snapshot_of(
         {"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=0.02, explained={"other": 0.99}
     )
@@ -190,8 +190,8 @@ def test_ranks_are_rows_of_the_heat_map_and_one_rank_has_none():
 
 
 def test_nested_spans_are_in_the_row_of_their_depth_and_overlapping_ones_below_each_other():
-    spans = [Span("a", 0, 10), Span("b", 2, 6), Span("c", 3, 4), Span("d", 6, 10), Span("late", 8, 12)]
-    rows = {span.section: row for span, row in rows_of(spans[::-1])}
+    lane = Lane("MainThread", ("late", "d", "c", "b", "a"), (8, 6, 3, 2, 0), (12, 10, 4, 6, 10))
+    rows = {section: row for section, _, _, row in rows_of(lane)}
     assert [*rows.items()] == [*{"a": 0, "b": 1, "c": 2, "d": 1, "late": 2}.items()]
 
 
@@ -209,7 +209,7 @@ def test_recorded_steps_are_in_the_data_with_times_since_their_begin():
 
 def test_a_device_has_a_lane_after_the_threads():
     step = recorded_step(1, "first", MS, "a")
-    device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
+    device = Lane("device cuda:0", ("a",), (500,), (3_000,))
     drawn = recorded_data(replace(series_of(0, 4), recorded=(structs.replace(step, lanes=(*step.lanes, device)),)))[
         "steps"
     ][0]

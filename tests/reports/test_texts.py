@@ -32,7 +32,7 @@ from training_profiler.model.ranks import (
     SectionSpread,
     ThreadStack,
 )
-from training_profiler.model.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
+from training_profiler.model.series import EpochSpan, Lane, RankSeries, StepLanes, Stretch
 from training_profiler.model.snapshot import (
     DeviceTimingStats,
     EpochStats,
@@ -714,8 +714,10 @@ def exported() -> dict[str, Any]:
         "that may be anywhere are not placed": [stretch(0, 10_000, [30, 40])],
         "of a journal that contradicts itself are not placed": [stretch(100, 110, [30, 40], **epoch)],
     }
-    spans = (Span("attention", 10_003_000, 10_006_000), Span("forward_pass", 10_003_000, 10_009_000))
-    lanes = (Lane("MainThread", spans), Lane("reader", (Span("prefetch", 9_000_000, 10_005_000),)))
+    lanes = (
+        Lane("MainThread", ("attention", "forward_pass"), (3, 3), (6, 9)),
+        Lane("reader", ("prefetch",), (-1_000,), (5,)),
+    )
     recorded = StepLanes(7, "slow", 10_000_000, 10_010_000, 9_000, 3, lanes)
     levels = {"cpu_host": 0.5, "ram_process_bytes": 2**21}
     both = [

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.span_matching import ThreadBlock
+from training_profiler.aggregation.span_matching import Stretches
 from training_profiler.base.framework_frames import LOOP, FileRows
 from training_profiler.base.sections import (
     BACKWARD_PASS,
@@ -271,7 +271,7 @@ class LineAttribution:
     def attribute(
         self,
         counts: LineCounts,
-        block: ThreadBlock,
+        stretches: Stretches,
         step_row: Ints,
         complete_steps: int,
         until_ns: int,
@@ -281,7 +281,7 @@ class LineAttribution:
 
         Args:
             counts: the counts to add to.
-            block: of the training thread.
+            stretches: of the training thread.
             step_row: the row of each stretch's step; -1 for no step, ``complete_steps`` for the unfinished step.
             complete_steps: how many steps were completed since the last call.
             until_ns: the end of the last stretch.
@@ -296,10 +296,8 @@ class LineAttribution:
         due = int(np.searchsorted(times_ns, until_ns))
         locations = [location for _, location in self._waiting[:due]]
         del self._waiting[:due]
-        stretch, leaf = block.moments(times_ns[:due])
-        owners, rows = block.stretches.owners[stretch], step_row[stretch]
-        if block.spans.leaf_count:
-            owners = np.where(leaf >= 0, block.spans.ids[leaf], owners)
+        at = stretches.at(times_ns[:due])
+        owners, rows = stretches.owners[at], step_row[at]
         names = self._names.names
         early = due if begun_ns is None else int(np.searchsorted(times_ns[:due], begun_ns))
         for index, (owner, row, location) in enumerate(zip(owners.tolist(), rows.tolist(), locations, strict=True)):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -157,7 +156,6 @@ def _are_pairs(codes: Ints, kept: Bools) -> bool:
     return bool((spans[::2] == spans[1::2]).all() and (kept[::2] == kept[1::2]).all())
 
 
-NONE: Final = np.empty(0, np.int64)
 NEVER = np.iinfo(np.int64).max
 ADDED, MEASURED = SectionRecord.__struct_fields__[:10], SectionRecord.__struct_fields__[10:15]
 
@@ -225,7 +223,7 @@ class SectionSums:
         """A step has ended: nothing is after it yet."""
         self.after_ns[:] = self.after_count[:] = 0
 
-    def add_after(self, ids: Ints, own_ns: Ints, begun: Ints = NONE) -> None:
+    def add_after(self, ids: Ints, own_ns: Ints, begun: Ints) -> None:
         """Add exclusive times after the last step, and the sections that have ``begun`` there."""
         self.after_ns += sums_by(ids, own_ns, self.rows)
         self.after_count += np.bincount(begun, minlength=self.rows)

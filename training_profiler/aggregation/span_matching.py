@@ -132,7 +132,7 @@ class OutsideSections(NamedTuple):
 
 
 class EndedSpans(NamedTuple):
-    """The spans that ended, one row each: first those without others inside, in time order, then all others."""
+    """The spans that ended, one row each: first most of those without others inside, then all others."""
 
     ids: Ints
     begin_ns: Ints
@@ -142,7 +142,6 @@ class EndedSpans(NamedTuple):
     pieces: Ints  # the piece of time that each begins in, see ``Cuts``
     is_outside: Bools  # whether it is a section outside training steps, or inside one
     is_counted: Bools  # False for spans that add to the time of their section, but not to its count
-    leaf_count: int
 
     def first_ns(self, ids: Ints) -> int | None:
         """Return the duration of the first span of these sections; None without any."""
@@ -158,7 +157,13 @@ class Stretches(NamedTuple):
     begin_ns: Ints
     durations_ns: Ints
     owners: Ints  # section id, 0 for none
-    outer_ids: Ints  # id of the owner's outermost section outside steps, which may be its own; 0 for none
+    is_outside: Bools  # whether the owner is a section outside training steps, or inside one
+    pieces: Ints  # of time, see ``Cuts``
+
+    def at(self, times_ns: Ints) -> Ints:
+        """Return the stretch of each moment; one that is known too late counts at the begin of the batch."""
+        at: Ints = np.searchsorted(self.begin_ns, np.maximum(times_ns, self.begin_ns[0]), side="right") - 1
+        return at
 
 
 class ThreadBlock(NamedTuple):
@@ -166,39 +171,16 @@ class ThreadBlock(NamedTuple):
 
     spans: EndedSpans
     stretches: Stretches
-    pieces: Ints  # of the stretches
-    own_ns: Ints  # time of the stretches without leaf spans
     still_open: Events
     dropped: int  # exits without an enter, and enters beyond MAX_OPEN
-
-    def moments(self, times_ns: Ints) -> tuple[Ints, Ints]:
-        """Return the stretch of each moment, and the leaf span that it lies in, -1 for none."""
-        # A moment may be known only after the drain it belongs to; it then counts at the begin of this one.
-        begins_ns, leaves = self.stretches.begin_ns, slice(0, self.spans.leaf_count)
-        at_ns = np.maximum(times_ns, begins_ns[0])
-        stretch = np.maximum(np.searchsorted(begins_ns, at_ns, side="right") - 1, 0)
-        if not self.spans.leaf_count:
-            return stretch, np.full(len(times_ns), -1)
-        leaf = np.maximum(np.searchsorted(self.spans.begin_ns[leaves], times_ns, side="right") - 1, 0)
-        since_ns = times_ns - self.spans.begin_ns[leaf]
-        return stretch, np.where((since_ns >= 0) & (since_ns < self.spans.durations_ns[leaf]), leaf, -1)
-
-
-class _Leaves(NamedTuple):
-    """Spans without other spans inside, in time order. Most spans are, and they need no matching."""
-
-    ids: Ints
-    begin_ns: Ints
-    durations_ns: Ints
-    is_counted: Bools
 
 
 class _Matched(NamedTuple):
     """The result of matching the events outside leaf spans."""
 
     table: tuple[Ints, Ints, Ints, Ints, Ints, Bools]  # ids, begins, ends, parents, outer ids, counted
-    owners: Ints  # owners[i] owns the time from event i on, 0 for none; the time of leaf spans is subtracted
-    owner_outer_ids: Ints  # see Stretches.outer_ids
+    owners: Ints  # owners[i] owns the time from event i on but for leaf spans, 0 for none
+    owner_outer_ids: Ints  # id of the owner's outermost section outside steps, which may be its own; 0 for none
     still_open: Events
     dropped: int
 
@@ -230,62 +212,44 @@ def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, o
         from_ns: begin of the first piece.
         outside: the sections outside training steps.
     """
-    cuts_ns = ends_ns[:-1]
     (times_ns, codes), still_open = _without_discarded(events, still_open)
-    leaves, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
-    if len(still_open.codes):
-        times_ns = np.concatenate([still_open.times_ns, times_ns])
-        codes = np.concatenate([still_open.codes, codes])
-    matched = _match_nested(times_ns, codes, outside)
+    # An exit that directly follows its enter ends a leaf, a span without others inside. Most are, and need no matching.
+    enters = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
+    is_nested = np.ones(len(still_open.codes) + len(codes), np.bool_)
+    leaves = len(still_open.codes) + enters
+    is_nested[leaves] = is_nested[leaves + 1] = False
+    times_ns = np.concatenate([still_open.times_ns, times_ns])
+    codes = np.concatenate([still_open.codes, codes])
+    nested_ns, nested = times_ns[is_nested], codes[is_nested]
+    matched = _match_nested(nested_ns, nested, outside)
     if matched is None or len(matched.still_open.codes) > MAX_OPEN:
-        matched = _match_any_order(times_ns, codes, outside)
-    stretches = _stretches(matched, times_ns, cuts_ns, from_ns, int(ends_ns[-1]))
-
-    def pieces_at(times_ns: Ints) -> Ints:
-        return np.minimum(np.searchsorted(ends_ns, times_ns, side="right"), len(ends_ns) - 1)
-
-    leaf_count, pieces = len(leaves.ids), pieces_at(stretches.begin_ns)
-    first = np.searchsorted(leaves.begin_ns, stretches.begin_ns)
-    first[0] = 0
-    leaves_per_stretch = np.diff(first, append=leaf_count)
-    until_ns = np.concatenate([[0], np.cumsum(leaves.durations_ns)])  # the sum of those before
-    own_ns = stretches.durations_ns - (until_ns[first + leaves_per_stretch] - until_ns[first])
-    outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
-    is_outside = outer_ids > 0
+        matched = _match_any_order(nested_ns, nested, outside)
+    latest = np.cumsum(is_nested)  # of the events outside leaves, counted from 1
+    owners = np.concatenate([[0], matched.owners])[latest]
+    outer_ids = np.concatenate([[0], matched.owner_outer_ids])[latest]
+    is_outside, around, plain = outer_ids > 0, owners[leaves], codes[leaves] & SECTION_MASK
+    owners[leaves] = _renamed(plain, outer_ids[leaves], outside.rename)
     if outside.exists:
-        is_outside |= outside.table[leaves.ids]
+        is_outside[leaves] |= outside.table[plain]
+    in_piece = np.diff(np.searchsorted(times_ns, ends_ns[:-1]), prepend=0, append=len(times_ns))  # events
+    pieces = np.repeat(np.arange(len(ends_ns)), in_piece)
     ids, begin_ns, end_ns, parents, outers, is_counted = matched.table
+    pieces_of_nested = np.minimum(np.searchsorted(ends_ns, begin_ns, side="right"), len(ends_ns) - 1)
+    begin_ns = np.concatenate([times_ns[leaves], begin_ns])
+    end_ns = np.concatenate([times_ns[leaves + 1], end_ns])
     spans = EndedSpans(
-        ids=np.concatenate([_renamed(leaves.ids, outer_ids, outside.rename), ids]),
-        begin_ns=np.concatenate([leaves.begin_ns, begin_ns]),
-        end_ns=np.concatenate([leaves.begin_ns + leaves.durations_ns, end_ns]),
-        durations_ns=np.concatenate([leaves.durations_ns, end_ns - begin_ns]),
-        parents=np.concatenate([np.repeat(stretches.owners, leaves_per_stretch), parents]),
-        pieces=np.concatenate([np.repeat(pieces, leaves_per_stretch), pieces_at(begin_ns)]),
-        is_outside=np.concatenate([is_outside, outers > 0]),
-        is_counted=np.concatenate([leaves.is_counted, is_counted]),
-        leaf_count=leaf_count,
+        ids=np.concatenate([owners[leaves], ids]),
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        durations_ns=end_ns - begin_ns,
+        parents=np.concatenate([around, parents]),
+        pieces=np.concatenate([pieces[leaves], pieces_of_nested]),
+        is_outside=np.concatenate([is_outside[leaves], outers > 0]),
+        is_counted=np.concatenate([(codes[leaves] & TIME_ONLY) == 0, is_counted]),
     )
-    return ThreadBlock(spans, stretches, pieces, own_ns, matched.still_open, matched.dropped)
-
-
-def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[_Leaves, Ints, Ints]:
-    """Return the spans whose exit directly follows their enter, and the remaining events."""
-    rows = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
-    begin_ns = times_ns[rows]
-    durations_ns = times_ns[rows + 1] - begin_ns
-    if len(cuts_ns) and len(rows):
-        at = np.searchsorted(begin_ns, cuts_ns) - 1
-        crossing = at[(at >= 0) & (begin_ns[at] + durations_ns[at] > cuts_ns)]
-        if len(crossing):
-            rows, begin_ns = np.delete(rows, crossing), np.delete(begin_ns, crossing)
-            durations_ns = np.delete(durations_ns, crossing)
-    leaves = _Leaves(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & TIME_ONLY) == 0)
-    if 2 * len(rows) == len(codes):
-        return leaves, times_ns[:0], codes[:0]
-    remains = np.ones(len(codes), np.bool_)
-    remains[rows] = remains[rows + 1] = False
-    return leaves, times_ns[remains], codes[remains]
+    begins_ns = np.concatenate([[from_ns], ends_ns[:-1]])
+    stretches = _stretches(times_ns, owners, is_outside, in_piece, begins_ns, int(ends_ns[-1]))
+    return ThreadBlock(spans, stretches, matched.still_open, matched.dropped)
 
 
 def _match_nested(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched | None:
@@ -322,7 +286,7 @@ def _match_nested(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Mat
 def _enclosing(
     codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], outside: OutsideSections
 ) -> tuple[NDArray[np.intp], Ints]:
-    """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see Stretches.outer_ids)."""
+    """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see _Matched)."""
     parent = np.full(len(codes), -1, np.intp)
     outer_ids = np.zeros(len(codes), np.int64)
     if outside.exists:
@@ -414,18 +378,25 @@ def _match_any_order(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _
     return _Matched(columns, owners, owner_outer_ids, Events(times_ns, codes), dropped)
 
 
-def _stretches(matched: _Matched, times_ns: Ints, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
-    """Return the stretches from ``from_ns`` to ``until_ns``; each event and each cut begins one."""
-    owners = np.concatenate([[0], matched.owners])
-    outer_ids = np.concatenate([[0], matched.owner_outer_ids])
-    begin_ns = np.concatenate([[from_ns], np.maximum(times_ns, from_ns)])
-    if len(cuts_ns):
-        at = np.searchsorted(times_ns, cuts_ns, side="right")
-        owners = np.insert(owners, at + 1, owners[at])
-        outer_ids = np.insert(outer_ids, at + 1, outer_ids[at])
-        begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
-    durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
-    return Stretches(begin_ns, durations_ns, owners, outer_ids)
+def _stretches(
+    times_ns: Ints, owners: Ints, is_outside: Bools, events: Ints, begins_ns: Ints, until_ns: int
+) -> Stretches:
+    """Return the stretches up to ``until_ns``; each event begins one, and so does each of ``begins_ns``, of a piece.
+
+    ``events`` is the number of events in each piece.
+    """
+    pieces = np.repeat(np.arange(len(events)), events + 1)
+    event = np.arange(len(pieces)) - pieces  # that each begins with, or follows; 0 is none
+    begin_ns = np.concatenate([[0], times_ns])[event]
+    begin_ns[np.cumsum(events + 1) - events - 1] = begins_ns
+    begin_ns = np.maximum(begin_ns, begins_ns[0])
+    return Stretches(
+        begin_ns,
+        np.maximum(np.diff(begin_ns, append=until_ns), 0),
+        np.concatenate([[0], owners])[event],
+        np.concatenate([[False], is_outside])[event],
+        pieces,
+    )
 
 
 class StepTimes(NamedTuple):
@@ -446,17 +417,10 @@ def sum_time(block: ThreadBlock, step_rows: Ints, complete: int, rows: int) -> S
         rows: number of sections.
     """
     spans, stretches = block.spans, block.stretches
-    leaves = slice(0, spans.leaf_count)
-    step_row = step_rows[block.pieces]
-    outside_row = complete + 1
-    row = np.where((stretches.outer_ids > 0) | (step_row < 0), outside_row, step_row)
-    size = (complete + 2) * rows
-    sums = sums_by(row * rows + stretches.owners, block.own_ns, size)
-    span_row = step_rows[spans.pieces]
-    if spans.leaf_count:
-        leaf_row = np.where(spans.is_outside[leaves] | (span_row[leaves] < 0), outside_row, span_row[leaves])
-        sums += sums_by(leaf_row * rows + spans.ids[leaves], spans.durations_ns[leaves], size)
-    span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, span_row)
+    step_row = step_rows[stretches.pieces]
+    row = np.where(stretches.is_outside | (step_row < 0), complete + 1, step_row)
+    sums = sums_by(row * rows + stretches.owners, stretches.durations_ns, (complete + 2) * rows)
+    span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, step_rows[spans.pieces])
     goes_on = span_row == complete
     totals = sums_by(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)
     return StepTimes(sums.reshape(-1, rows), totals.reshape(2, rows), span_row)

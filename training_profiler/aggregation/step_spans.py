@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from training_profiler.aggregation.span_matching import EndedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
+from training_profiler.base.units import NS_PER_US
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
-from training_profiler.model.series import SLOW, Why
+from training_profiler.model.series import SLOW, Lane, StepLanes, Why
 from training_profiler.statistics.arrays import Ints
 from training_profiler.statistics.trend import median
 
@@ -34,73 +36,21 @@ class StepBounds(NamedTuple):
     duration_ns: int  # without time outside steps that lies between
 
 
-class ThreadSpans(NamedTuple):
-    """Spans of one thread, in no particular order unless ``are_sorted``: then begins and ends ascend."""
-
-    thread_id: int
-    ids: Ints
-    begin_ns: Ints
-    end_ns: Ints
-    are_sorted: bool = False
-
-    def where(self, rows: Ints) -> "ThreadSpans":
-        """Return some of the spans."""
-        return ThreadSpans(self.thread_id, self.ids[rows], self.begin_ns[rows], self.end_ns[rows], self.are_sorted)
-
-    def between(self, from_ns: int, until_ns: int) -> "ThreadSpans":
-        """Return the spans that have a part in this time."""
-        if not self.are_sorted:  # of most batches these are few
-            return self.where(np.flatnonzero((self.begin_ns < until_ns) & (self.end_ns > from_ns)))
-        rows = slice(self.end_ns.searchsorted(from_ns, "right"), self.begin_ns.searchsorted(until_ns))
-        ids, begin_ns, end_ns = (column[rows].copy() for column in (self.ids, self.begin_ns, self.end_ns))
-        return self._replace(ids=ids, begin_ns=begin_ns, end_ns=end_ns)  # copies, which do not keep the whole batch
+THREADS, IDS, BEGINS, ENDS = range(4)  # columns of spans, one array a thread and batch: int64, shape (4, spans)
+NUMBERS, DURATIONS = 0, 3  # columns of steps: the fields of ``StepBounds``
+_NONE: Final = np.empty((4, 0), np.int64)
 
 
-class RecordedStep(NamedTuple):
-    """A step with its spans. Those of other threads may begin before it and end after it."""
-
-    bounds: StepBounds
-    why: Why
-    threads: dict[str, ThreadSpans]  # the training thread first
-    left_out: int  # spans, the shortest
-
-    def with_lanes(self, lanes: Mapping[str, Sequence[PlacedSpan]]) -> "RecordedStep":
-        """Return the step with the spans of devices as well, each device by its name after the threads."""
-        threads = dict(self.threads)
-        for name, spans in lanes.items():
-            ids, begin_ns, end_ns = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-            threads[name] = ThreadSpans(-1, ids, begin_ns, end_ns)  # in place of a thread's id
-        return self._replace(threads=threads)
+def with_lanes(step: StepLanes[int], lanes: Mapping[str, Sequence[PlacedSpan]]) -> StepLanes[int]:
+    """Return the step with the spans of devices as well, each device by its name after the threads."""
+    more = [_lane(name, step.begin_ns, np.array(spans, np.int64).T) for name, spans in lanes.items()]
+    return structs.replace(step, lanes=[*step.lanes, *more])
 
 
-class _Steps(NamedTuple):
-    """The steps that end in a batch, a row each."""
-
-    first: int  # number of steps before
-    begin_ns: Ints
-    end_ns: Ints
-    durations_ns: Ints
-    slowed: Sequence[int]  # rows of those that a capture slowed
-
-    def at(self, row: int) -> StepBounds:
-        times_ns = (int(column[row]) for column in (self.begin_ns, self.end_ns, self.durations_ns))
-        return StepBounds(self.first + row + 1, *times_ns)
-
-    def slowest_after(self, number: int) -> StepBounds | None:
-        """Return the step that took longest of those after that one; None without any."""
-        durations_ns = self.durations_ns
-        if self.slowed:
-            durations_ns = durations_ns.copy()
-            durations_ns[list(self.slowed)] = -1
-        from_row = max(0, number - self.first)
-        if from_row >= len(durations_ns):
-            return None
-        row = from_row + int(durations_ns[from_row:].argmax())
-        return self.at(row) if durations_ns[row] >= 0 else None
-
-
-_NONE: Final = np.empty(0, np.int64)
-_NO_STEPS: Final = _Steps(0, _NONE, _NONE, _NONE, ())
+def _lane(thread: str, begin_ns: int, spans: Ints) -> Lane[int]:
+    # Both ends are rounded in the same way, so what is nested stays nested.
+    ids, *times_ns = spans
+    return Lane(thread, ids.tolist(), *(((column - begin_ns) // NS_PER_US).tolist() for column in times_ns))
 
 
 class StepSpans:
@@ -110,13 +60,14 @@ class StepSpans:
     """
 
     def __init__(self) -> None:
-        self._spans: list[ThreadSpans] = []  # of this batch, and of the step that goes on
+        self._spans: list[Ints] = []  # of this batch, and of the step that goes on
         self._names: dict[int, str] = {}  # of threads
-        self._ended = _NO_STEPS  # in this batch
+        self._ended = _NONE  # steps in this batch
+        self._slowed: Sequence[int] = ()  # which of them a capture slowed
         self._begun_ns: int | None = None  # begin of the step that goes on
-        self._first: list[RecordedStep] = []
-        self._slowest: RecordedStep | None = None  # since the last ``pop``
-        self._last: list[tuple[StepBounds, list[ThreadSpans]]] = []  # with the spans of their batch
+        self._first: list[StepLanes[int]] = []
+        self._slowest: StepLanes[int] | None = None  # since the last ``pop``
+        self._last: list[tuple[StepBounds, list[Ints]]] = []  # with the spans of their batch
         self._written: set[int] = set()
         self._spent = 0  # of the budget
         self._slowest_ns: list[int] = []  # durations of the slowest steps that were written, ascending
@@ -143,49 +94,50 @@ class StepSpans:
         count = len(durations_ns)
         at = np.searchsorted(rows[inside], np.arange(count + 2))  # the step that goes on is the one after these
         begin_ns, end_ns = begins_ns[inside[at[:count]]], ends_ns[inside[at[1 : count + 1] - 1]]
-        self._ended = _Steps(first, begin_ns, end_ns, durations_ns, slowed)
+        self._ended = np.stack((np.arange(first + 1, first + 1 + count), begin_ns, end_ns, durations_ns))
+        self._slowed = slowed
         self._begun_ns = int(begins_ns[inside[at[count]]]) if at[count] < at[count + 1] else None
 
     def add_spans(self, thread_id: int, spans: EndedSpans) -> None:
         """Add the spans of a thread that ended in a batch, the training thread's first."""
-        leaves = spans.leaf_count
-        for part, are_sorted in ((slice(0, leaves), True), (slice(leaves, None), False)):
-            ids = spans.ids[part]
-            if len(ids):
-                columns = (ids, spans.begin_ns[part], spans.end_ns[part])
-                self._spans.append(ThreadSpans(thread_id, *columns, are_sorted=are_sorted))
+        if len(spans.ids):
+            self._spans.append(np.stack((np.full_like(spans.ids, thread_id), spans.ids, spans.begin_ns, spans.end_ns)))
 
     def end_batch(self, names: Mapping[int, str], warmup_steps: int | None, until_ns: int) -> None:
         """Choose from the steps of a batch, and keep what the step that goes on may need. ``names``: its threads'."""
         may_be_written = (*self._spans, *(spans for _, kept in self._last for spans in kept))  # threads may have ended
-        known = {spans.thread_id: self._names.get(spans.thread_id, "") for spans in may_be_written}
-        self._names = {**known, **names}
-        ended, self._ended = self._ended, _NO_STEPS
-        count = len(ended.durations_ns)
+        threads = {int(spans[THREADS, 0]) for spans in may_be_written}
+        self._names = {**{id: self._names.get(id, "") for id in threads}, **names}
+        ended, self._ended = self._ended, _NONE
+        count = ended.shape[1]
         settled = SETTLED_AFTER if warmup_steps is None else warmup_steps
         for number in (1, *range(settled + 1, settled + 1 + AFTER_WARMUP)):
-            if 0 < number - ended.first <= count:
-                self._first.append(self._recorded(ended.at(number - ended.first - 1), self._spans, FIRST))
-        slowest = ended.slowest_after(settled)
-        longest_ns = self._slow_ns if self._slowest is None else self._slowest.bounds.duration_ns
-        if slowest is not None and slowest.duration_ns > longest_ns:
-            self._slowest = self._recorded(slowest, self._spans, SLOW)
-        self._last += [(ended.at(row), self._spans) for row in range(max(0, count - AT_END), count)]
+            for row in np.flatnonzero(ended[NUMBERS] == number).tolist():
+                self._first.append(self._recorded(_bounds(ended, row), self._spans, FIRST))
+        may_be_slow = ended[NUMBERS] > settled
+        may_be_slow[list(self._slowed)] = False
+        longest_ns = self._slow_ns if self._slowest is None else self._slowest.duration_ns
+        durations_ns = np.where(may_be_slow, ended[DURATIONS], -1)
+        if durations_ns.max(initial=-1) > longest_ns:
+            self._slowest = self._recorded(_bounds(ended, int(durations_ns.argmax())), self._spans, SLOW)
+        self._last += [(_bounds(ended, row), self._spans) for row in range(max(0, count - AT_END), count)]
         del self._last[:-AT_END]
         since_ns = until_ns if self._begun_ns is None else self._begun_ns
-        going_on = [
-            each for each in self._spans if (each.end_ns[-1] if each.are_sorted else each.end_ns.max()) > since_ns
-        ]
-        kept = [spans for each in going_on if len((spans := each.between(since_ns, until_ns + 1)).ids)]
-        self._spans = [_longest([spans], KEPT)[0] for spans in (_merged(kept) if len(kept) > MOST_PARTS else kept)]
+        going_on = [kept for each in self._spans if (kept := _between(each, since_ns, until_ns + 1)).size]
+        if len(going_on) > MOST_PARTS:
+            by_thread: dict[int, list[Ints]] = {}
+            for each in going_on:
+                by_thread.setdefault(int(each[THREADS, 0]), []).append(each)
+            going_on = [np.concatenate(parts, axis=1) for parts in by_thread.values()]
+        self._spans, self._slowed = [_longest(each, KEPT) for each in going_on], ()
 
     def held_steps(self) -> list[HeldStep]:
         """Return the steps that may be written."""
-        slowest = [] if self._slowest is None else [self._slowest.bounds]
-        bounds = [*(step.bounds for step in self._first), *slowest, *(bounds for bounds, _ in self._last)]
-        return [HeldStep(each.number, each.begin_ns, each.end_ns) for each in bounds]
+        steps = [*self._first, *filter(None, [self._slowest])]
+        held = [HeldStep(each.number, each.begin_ns, each.end_ns) for each in steps]
+        return held + [HeldStep(*bounds[:3]) for bounds, _ in self._last]
 
-    def pop(self, step_ns: Sequence[int], is_last: bool = False) -> list[RecordedStep]:
+    def pop(self, step_ns: Sequence[int], is_last: bool = False) -> list[StepLanes[int]]:
         """Return the steps to be written, in order.
 
         Args:
@@ -197,32 +149,34 @@ class StepSpans:
         slowest, self._slowest = self._slowest, None
         if len(self._before) >= 5:
             self._slow_ns = SLOW_RATIO * median(self._before)
-        if slowest is not None and slowest.bounds.number not in self._written and self._is_worth_it(slowest):
+        if slowest is not None and slowest.number not in self._written and self._is_worth_it(slowest):
             found.append(slowest)
         if is_last:
             found += [self._recorded(*last, LAST) for last in self._last]
-        steps = {step.bounds.number: step for step in reversed(found) if step.bounds.number not in self._written}
+        steps = {step.number: step for step in reversed(found) if step.number not in self._written}
         self._written.update(steps)
-        return sorted(steps.values(), key=lambda step: step.bounds.number)
+        return [steps[number] for number in sorted(steps)]
 
-    def _is_worth_it(self, slow: RecordedStep) -> bool:
+    def _is_worth_it(self, slow: StepLanes[int]) -> bool:
         """Return whether a slow step is to be written: it is one of the slowest so far, and there is room for it."""
-        duration_ns = slow.bounds.duration_ns
-        if not self._slow_ns or duration_ns < self._slow_ns:
+        if not self._slow_ns or slow.duration_ns < self._slow_ns:
             return False
-        spent = self._spent + 1 + sum(len(each.ids) for each in slow.threads.values())
-        if spent > BUDGET or (len(self._slowest_ns) == MOST_SLOW and duration_ns <= self._slowest_ns[0]):
+        spent = self._spent + 1 + sum(len(lane.sections) for lane in slow.lanes)
+        if spent > BUDGET or (len(self._slowest_ns) == MOST_SLOW and slow.duration_ns <= self._slowest_ns[0]):
             return False
         self._spent = spent
-        self._slowest_ns = sorted([*self._slowest_ns, duration_ns])[-MOST_SLOW:]
+        self._slowest_ns = sorted([*self._slowest_ns, slow.duration_ns])[-MOST_SLOW:]
         return True
 
-    def _recorded(self, bounds: StepBounds, spans: Sequence[ThreadSpans], why: Why) -> RecordedStep:
-        within = [each.between(bounds.begin_ns, bounds.end_ns) for each in spans]
+    def _recorded(self, bounds: StepBounds, spans: Sequence[Ints], why: Why) -> StepLanes[int]:
+        number, begin_ns, end_ns, duration_ns = bounds
+        within = np.concatenate([_NONE, *(_between(each, begin_ns, end_ns) for each in spans)], axis=1)
         kept = _longest(within, MOST_SPANS)
-        left_out = sum(len(each.ids) for each in within) - sum(len(each.ids) for each in kept)
-        threads = {self._label(each.thread_id): each for each in _merged([each for each in kept if len(each.ids)])}
-        return RecordedStep(bounds, why, threads, left_out)
+        lanes = [
+            _lane(self._label(thread), begin_ns, kept[IDS:, kept[THREADS] == thread])
+            for thread in dict.fromkeys(kept[THREADS].tolist())
+        ]
+        return StepLanes(number, why, begin_ns, end_ns, duration_ns, within.shape[1] - kept.shape[1], lanes)
 
     def _label(self, thread_id: int) -> str:
         name = self._names[thread_id]
@@ -230,24 +184,17 @@ class StepSpans:
         return name if is_alone else f"{name} {thread_id}"
 
 
-def _longest(spans: list[ThreadSpans], most: int) -> list[ThreadSpans]:
+def _bounds(steps: Ints, row: int) -> StepBounds:
+    return StepBounds(*steps[:, row].tolist())
+
+
+def _between(spans: Ints, from_ns: int, until_ns: int) -> Ints:
+    """Return the spans that have a part in this time."""
+    return spans[:, (spans[BEGINS] < until_ns) & (spans[ENDS] > from_ns)]
+
+
+def _longest(spans: Ints, most: int) -> Ints:
     """Return so many spans of all threads together: the longest."""
-    durations_ns = np.concatenate([each.end_ns - each.begin_ns for each in spans] or [_NONE])
-    if len(durations_ns) <= most:
+    if spans.shape[1] <= most:
         return spans
-    is_kept = np.zeros(len(durations_ns), np.bool_)
-    is_kept[np.argpartition(-durations_ns, most)[:most]] = True
-    ends = np.cumsum([len(each.ids) for each in spans])
-    return [each.where(np.flatnonzero(rows)) for each, rows in zip(spans, np.split(is_kept, ends[:-1]), strict=True)]
-
-
-def _merged(spans: Sequence[ThreadSpans]) -> list[ThreadSpans]:
-    """Return one entry for each thread, in the order of their first."""
-    by_thread: dict[int, list[ThreadSpans]] = {}
-    for each in spans:
-        by_thread.setdefault(each.thread_id, []).append(each)
-    merged = []
-    for thread_id, parts in by_thread.items():
-        ids, begin_ns, end_ns = (np.concatenate([each[column] for each in parts]) for column in (1, 2, 3))
-        merged.append(ThreadSpans(thread_id, ids, begin_ns, end_ns))
-    return merged
+    return spans[:, np.sort(np.argpartition(spans[BEGINS] - spans[ENDS], most)[:most])]

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from training_profiler.model.bounds import Count, Moment
 from training_profiler.model.location import Location
 
 Why = Literal["first", "slow", "last"]  # a step was recorded
 SLOW: Final[Why] = "slow"
-LaneForm = TypeVar("LaneForm")
+Name = TypeVar("Name")
+Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
 DEVICE_LANE: Final = "device "  # begin of the names of lanes of devices
 
 
@@ -43,23 +44,22 @@ class EpochSpan:
     end_ns: int | None
 
 
-class Span(NamedTuple):
-    """An execution of a section. Moments are on the rank's clock, in ns, to the microsecond."""
-
-    section: str
-    begin_ns: int
-    end_ns: int
-
-
-class Lane(NamedTuple):
-    """What a thread did in a step."""
+class Lane(Struct, Generic[Name], array_like=True, frozen=True):
+    """The spans of a thread in a step in columns, in no particular order: they may begin before it and end after it."""
 
     thread: str
-    spans: tuple[Span, ...]  # in no particular order; they may begin before the step and end after it
+    sections: Sequence[Name]  # in a journal, places in the names of the line
+    begin_us: Sequence[Offset]  # since the begin of the step
+    end_us: Sequence[Offset]
+
+    def by_begin(self) -> list[tuple[Name, int, int]]:
+        """Return the spans with begin and end in us, by their begins and the outermost first."""
+        spans = zip(self.sections, self.begin_us, self.end_us, strict=True)
+        return sorted(spans, key=lambda span: (span[1], -span[2]))
 
 
-class StepLanes(Struct, Generic[LaneForm], array_like=True, frozen=True):
-    """A step that was recorded with its spans: in a journal, each lane has them in columns."""
+class StepLanes(Struct, Generic[Name], array_like=True, frozen=True):
+    """A step that was recorded with its spans. Moments are on the rank's clock, in ns."""
 
     number: Count  # counted from 1
     why: Why
@@ -67,7 +67,7 @@ class StepLanes(Struct, Generic[LaneForm], array_like=True, frozen=True):
     end_ns: Moment
     duration_ns: Count  # without time outside steps that lies between
     left_out: Count  # spans, the shortest
-    lanes: Sequence[LaneForm]  # the training thread's first
+    lanes: Sequence[Lane[Name]]  # the training thread's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RankSeries:
     epochs: tuple[EpochSpan, ...]
     parents: Mapping[str, str]  # section -> the section around most of its spans
     lines_ns: Mapping[str, Mapping[Location | None, float]]  # section -> line -> its part of the section's own time
-    recorded: tuple[StepLanes[Lane], ...] = ()  # steps with their spans, by number
+    recorded: tuple[StepLanes[str], ...] = ()  # steps with their spans, by number
     # section -> the part after the training of what ``lines_ns`` has of it, 0 to 1
     after_parts: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports

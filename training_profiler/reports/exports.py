@@ -207,10 +207,10 @@ def _rank_events(series: RankSeries, shift_ns: int) -> Iterator[Event]:
             {"why": recorded.why, "step_ms": recorded.duration_ns / NS_PER_MS, "spans_left_out": recorded.left_out},
         )
         of_step = {"step": recorded.number}
-        for each in recorded.lanes:  # by their begins and the outermost first
-            for span in sorted(each.spans, key=lambda span: (span.begin_ns, -span.end_ns)):
-                lane = thread_ids[each.thread]
-                yield slice_of(span.section, lane, span.begin_ns, span.end_ns - span.begin_ns, of_step)
+        for each in recorded.lanes:
+            for section, *ends_us in each.by_begin():
+                begin_ns, end_ns = (recorded.begin_ns + us * NS_PER_US for us in ends_us)
+                yield slice_of(section, thread_ids[each.thread], begin_ns, end_ns - begin_ns, of_step)
 
 
 def _stretch_events(stretch: Stretch, pid: int, shift_ns: int) -> Iterator[Event]:

@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
-from training_profiler.model.series import DEVICE_LANE, SLOW, Lane, RankSeries, Span, StepLanes
+from training_profiler.model.series import DEVICE_LANE, SLOW, Lane, RankSeries, StepLanes
 from training_profiler.model.snapshot import StepStats
 from training_profiler.reports.sections import table_label
 
@@ -254,10 +254,10 @@ MOST_SPANS: Final = 6_000  # some 100 kB of the page
 def recorded_data(series: RankSeries) -> dict[str, Any]:
     """Return the recorded steps of a rank, by number. Beyond the limit, the slow steps with the shortest times go."""
     order = sorted(series.recorded, key=lambda step: (step.why == SLOW, -step.duration_ns))
-    spans = accumulate(sum(len(lane.spans) for lane in step.lanes) for step in order)
+    spans = accumulate(sum(len(lane.sections) for lane in step.lanes) for step in order)
     chosen = [step for step, so_far in zip(order, spans, strict=True) if so_far <= MOST_SPANS]
     chosen.sort(key=lambda step: step.number)
-    names = list(dict.fromkeys(span.section for step in chosen for lane in step.lanes for span in lane.spans))
+    names = list(dict.fromkeys(name for step in chosen for lane in step.lanes for name in lane.sections))
     place = {name: at for at, name in enumerate(names)}
     return {
         "names": [table_label(name, names) for name in names],
@@ -266,33 +266,29 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
     }
 
 
-def has_device(step: StepLanes[Lane]) -> bool:
+def has_device(step: StepLanes[str]) -> bool:
     """Return whether the step was seen on a device."""
     return any(lane.thread.startswith(DEVICE_LANE) for lane in step.lanes)
 
 
-def _step(step: StepLanes[Lane], place: dict[str, int]) -> dict[str, Any]:
+def _step(step: StepLanes[str], place: dict[str, int]) -> dict[str, Any]:
     # A device behind the host does its part of the step later.
-    on_device_ns = [span.end_ns for lane in step.lanes if lane.thread.startswith(DEVICE_LANE) for span in lane.spans]
+    us = (step.end_ns - step.begin_ns) // NS_PER_US
+    on_device_us = [us for lane in step.lanes if lane.thread.startswith(DEVICE_LANE) for us in lane.end_us]
     return {
         "step": step.number,
         "why": step.why,
         "ms": round(step.duration_ns / NS_PER_MS, 3),
-        "us": (step.end_ns - step.begin_ns) // NS_PER_US,
-        "shown_us": (max([step.end_ns, *on_device_ns]) - step.begin_ns) // NS_PER_US,
+        "us": us,
+        "shown_us": max([us, *on_device_us]),
         "left_out": step.left_out,
         # Of each span: name, begin in us since the begin of the step, duration in us, row.
         "lanes": [
             {
                 "thread": lane.thread,
                 "spans": [
-                    [
-                        place[span.section],
-                        (span.begin_ns - step.begin_ns) // NS_PER_US,
-                        (span.end_ns - span.begin_ns) // NS_PER_US,
-                        row,
-                    ]
-                    for span, row in rows_of(lane.spans)
+                    [place[section], begin_us, end_us - begin_us, row]
+                    for section, begin_us, end_us, row in rows_of(lane)
                 ],
             }
             for lane in step.lanes
@@ -300,12 +296,12 @@ def _step(step: StepLanes[Lane], place: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def rows_of(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+def rows_of(lane: Lane[str]) -> list[tuple[str, int, int, int]]:
     """Return spans by their begins, each with the first row that is free: of nested spans that is their depth."""
-    ends_ns: list[int] = []  # of the last span in each row
+    ends_us: list[int] = []  # of the last span in each row
     placed = []
-    for span in sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)):
-        row = next((row for row, end_ns in enumerate(ends_ns) if end_ns <= span.begin_ns), len(ends_ns))
-        ends_ns[row : row + 1] = [span.end_ns]
-        placed.append((span, row))
+    for section, begin_us, end_us in lane.by_begin():
+        row = next((row for row, last_us in enumerate(ends_us) if last_us <= begin_us), len(ends_us))
+        ends_us[row : row + 1] = [end_us]
+        placed.append((section, begin_us, end_us, row))
     return placed

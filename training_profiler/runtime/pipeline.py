@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
+from training_profiler.aggregation.step_spans import with_lanes
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
@@ -277,7 +278,7 @@ class Pipeline:
 
     def _journal_spans(self, step_ns: Sequence[int], is_beside: bool) -> None:
         steps = self.accumulator.step_spans.pop(step_ns, is_last=self._is_closing)
-        steps = [step.with_lanes(self.samplers.device.lanes_of(step.bounds.number)) for step in steps]
+        steps = [with_lanes(step, self.samplers.device.lanes_of(step.number)) for step in steps]
         if steps:
             self.outputs.journal(lambda lines: lines.spans(steps), polls=not is_beside)
 

@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.section_totals import ADDED, MEASURED
-from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import NO_SECTION, IntervalRecord, SectionRecord, StretchFigures
 from training_profiler.model.program import ProgramFacts
+from training_profiler.model.series import StepLanes
 from training_profiler.model.snapshot import BETWEEN, DeviceTimingStats, Health
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.files import OwnFile
@@ -124,7 +124,7 @@ class JournalLines:
         """Return the end of the epoch, at the end of the last interval."""
         return line_of(EpochEndLine(batches, samples, is_complete))
 
-    def spans(self, steps: Sequence[RecordedStep]) -> Line:
+    def spans(self, steps: Sequence[StepLanes[int]]) -> Line:
         """Return single steps with their spans."""
         return line_of(spans_line(steps, self._names.names))
 

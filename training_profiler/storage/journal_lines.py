@@ -5,36 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
-from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.base.text import one_line, printable
-from training_profiler.base.units import NS_PER_US
 from training_profiler.model.bounds import MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.loader_workers import TRAIN, VAL, PhaseCounts, WorkerSums, fit_sums
 from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
-from training_profiler.model.series import Lane, Span, StepLanes
+from training_profiler.model.series import Lane, StepLanes
 from training_profiler.model.snapshot import DeviceTimingStats
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
-
-Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
-
-
-class LaneRow(Struct, array_like=True):
-    """The spans of a thread in columns."""
-
-    thread: str
-    names: list[Count]  # places in the names of the line
-    begin_us: list[Offset]  # since the begin of the step
-    end_us: list[Offset]
 
 
 class SpansLine(Struct, tag_field="kind", tag="spans"):
     """Steps with their spans. Journals of earlier versions have none, and earlier versions ignore them."""
 
     names: list[str]  # of the sections
-    steps: list[StepLanes[LaneRow]]
+    steps: list[StepLanes[Count]]
 
     def check(self) -> None:
         """Check what the types alone do not.
@@ -46,43 +33,32 @@ class SpansLine(Struct, tag_field="kind", tag="spans"):
             if row.end_ns < row.begin_ns:
                 raise ValueError("a step ends before its begin")
             for lane in row.lanes:
-                if not len(lane.names) == len(lane.begin_us) == len(lane.end_us):
+                if not len(lane.sections) == len(lane.begin_us) == len(lane.end_us):
                     raise ValueError("the columns of spans have different lengths")
-                if any(name >= len(self.names) for name in lane.names):
+                if any(name >= len(self.names) for name in lane.sections):
                     raise ValueError("a span is of a section without a name")
                 if any(end < begin for begin, end in zip(lane.begin_us, lane.end_us, strict=True)):
                     raise ValueError("a span ends before its begin")
 
-    def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes[Lane]]:
+    def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes[str]]:
         """Return the steps, with the texts that two functions make of names of sections and of threads."""
-        names = [name(given) for given in self.names]
-        found = []
-        for row in self.steps:
-            lanes = []
-            for lane in row.lanes:
-                columns = zip(lane.names, lane.begin_us, lane.end_us, strict=True)
-                spans = (
-                    Span(names[at], *(row.begin_ns + us * NS_PER_US for us in ends_us)) for at, *ends_us in columns
-                )
-                lanes.append(Lane(thread(lane.thread), tuple(spans)))
-            found.append(StepLanes(row.number, row.why, row.begin_ns, row.end_ns, row.duration_ns, row.left_out, lanes))
-        return found
+        names = list(map(name, self.names))
+        return [_named(step, names, thread) for step in self.steps]
 
 
-def spans_line(steps: Sequence[RecordedStep], names: Mapping[int, str]) -> SpansLine:
-    """Return single steps with their spans."""
-    used = sorted({id for step in steps for lane in step.threads.values() for id in lane.ids.tolist()})
+def spans_line(steps: Sequence[StepLanes[int]], names: Mapping[int, str]) -> SpansLine:
+    """Return single steps with their spans, of sections by their ids."""
+    used = sorted({id for step in steps for lane in step.lanes for id in lane.sections})
     place = {id: at for at, id in enumerate(used)}
-    rows = []
-    for step in steps:
-        number, begin_ns, end_ns, duration_ns = step.bounds
-        lanes = []
-        for thread, spans in step.threads.items():
-            # Both ends are rounded in the same way, so what is nested stays nested.
-            ends_us = (((times - begin_ns) // NS_PER_US).tolist() for times in (spans.begin_ns, spans.end_ns))
-            lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], *ends_us))
-        rows.append(StepLanes(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes))
-    return SpansLine([names[id] for id in used], rows)
+    return SpansLine([names[id] for id in used], [_named(step, place) for step in steps])
+
+
+def _named(step: StepLanes[int], names: Any, thread: Callable[[str], str] = str) -> StepLanes[Any]:
+    lanes = [
+        Lane(thread(lane.thread), [names[at] for at in lane.sections], lane.begin_us, lane.end_us)
+        for lane in step.lanes
+    ]
+    return structs.replace(step, lanes=lanes)
 
 
 JOURNAL_SCHEMA: Final = 1

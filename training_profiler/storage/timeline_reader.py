@@ -11,7 +11,7 @@ from training_profiler.base.text import printable
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.bounds import MOST_EPOCHS, MOST_SOURCES, MOST_SPANS
 from training_profiler.model.interval import NO_SECTION, IntervalRecord
-from training_profiler.model.series import EpochSpan, Lane, RankSeries, StepLanes, Stretch
+from training_profiler.model.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.model.snapshot import OTHER, PROFILER
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, lines_of_journal, select_attempt
 from training_profiler.storage.journal_lines import EpochBeginLine, EpochEndLine, Line, SourcesLine, SpansLine
@@ -60,7 +60,7 @@ class RankReader:
         self._end_ns = 0
         self._epochs: list[EpochSpan] = []
         self._epoch_begin_ns: int | None = None  # until the stretch that follows it
-        self._recorded: dict[int, StepLanes[Lane]] = {}
+        self._recorded: dict[int, StepLanes[str]] = {}
         self._spans = 0  # in them
         self._sources: dict[str, str] = {}
         self._machine = MachineSums()
@@ -76,7 +76,7 @@ class RankReader:
     def _add(self, record: Line) -> None:
         if isinstance(record, SpansLine):
             for step in record.step_lanes(self._name, printable):
-                self._spans += 1 + sum(len(lane.spans) for lane in step.lanes)
+                self._spans += 1 + sum(len(lane.sections) for lane in step.lanes)
                 if self._spans <= MOST_SPANS:
                     self._recorded[step.number] = step
         elif isinstance(record, SourcesLine):

@@ -10,7 +10,6 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation.loaders import (
     KINDS,
     MOST_CHANGES,
-    LoaderAttribution,
     LoaderSums,
     loader_stats,
     worker_stats,
@@ -174,26 +173,6 @@ def counts_of(*numbers, batches=1):
         for _ in range(batches):
             one.add(4, 10**9, True)
     return counts
-
-
-def test_batches_of_one_loader_are_added_up_without_asking_of_which_each_is(monkeypatch):
-    run, asked = LoaderRun(), []
-    find = LoaderAttribution._loaders_of
-    monkeypatch.setattr(LoaderAttribution, "_loaders_of", lambda *given: asked.append(1) or find(*given))
-    for _ in range(3):
-        run.batch(1)
-        run.batch(1)
-        run.drain()
-    assert len(asked) == 1
-    assert run.found()[1, "train", "between"] == (pytest.approx(30e9), 5)
-    run.accumulator.pop_totals()
-    run.spend("a", 1.0)
-    run.drain()
-    assert run.totals().loaders.tables == {}
-    run.batch(2)
-    run.batch(1)
-    assert run.found()[2, "train", "data"] == (pytest.approx(1e9), 1)
-    assert len(asked) == 2
 
 
 def test_fetches_on_other_threads_belong_to_no_loader():

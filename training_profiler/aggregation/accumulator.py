@@ -9,13 +9,15 @@ import numpy as np
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
 from training_profiler.aggregation.machine import GarbageAttribution
-from training_profiler.aggregation.section_totals import InferredSectionFilter, OutsideSteps, SectionKinds, rows_for
+from training_profiler.aggregation.section_totals import InferredSectionFilter, rows_for
 from training_profiler.aggregation.span_matching import (
     NO_EVENTS,
     OUTSIDE,
     Cuts,
     EndedSpans,
     Events,
+    OutsideSections,
+    SectionKinds,
     StepTimeline,
     StepTimes,
     ThreadBlock,
@@ -66,7 +68,7 @@ class Accumulator:
         self._timeline = StepTimeline()
         self.at_ns = begin_ns  # the end of the time summed up so far
         self._open: dict[int, Events] = {}  # thread id -> its open sections
-        self._outside_steps = OutsideSteps(names)
+        self._outside = OutsideSections(names)
         self._gradient_sync = GradientSyncAttribution(names)
         self._settled_ns: int | None = None  # end of the first steps
         self._complete = 0  # number of steps that end in the current batch
@@ -222,7 +224,7 @@ class Accumulator:
         still_open = self._open.pop(thread_id, NO_EVENTS)
         if first_step is None and not len(events.codes) and not len(still_open.codes):
             return
-        block = attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside_steps.current())
+        block = attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside)
         self.totals.dropped += block.dropped
         if len(block.still_open.codes):
             self._open[thread_id] = block.still_open

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.section_totals import SectionKinds
-from training_profiler.aggregation.span_matching import EndedSpans, Events, are_step_ends
+from training_profiler.aggregation.span_matching import EndedSpans, Events, SectionKinds, are_step_ends
 from training_profiler.base.sections import (
     LOADER_SECTIONS,
     OUTSIDE_STEPS_SECTIONS,
@@ -195,11 +194,6 @@ class LoaderTimeline:
             return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
 
-    def only_one_since(self, times_ns: Ints) -> int:
-        """Return the loader of all these times; ``NO_LOADER`` if there were more."""
-        is_one = len(self.loader_ids) == 1 or times_ns.min(initial=self.since_ns[-1]) >= self.since_ns[-1]
-        return int(self.loader_ids[-1]) if is_one else NO_LOADER
-
     def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
         """Add later times, in order; those at which nothing changes are left out."""
         is_change = np.diff(loader_ids, prepend=self.loader_ids[-1]) != 0
@@ -275,8 +269,6 @@ class LoaderAttribution:
         if not self._is_needed:
             return
         kinds = self._kinds.of(spans.ids)
-        if self._add_of_one_loader(sums, spans, kinds):
-            return
         is_outermost = spans.parents != spans.ids
         # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
         rows = np.flatnonzero((kinds >= 0) & is_outermost & (spans.is_counted | ~_are_fetches(kinds)))
@@ -300,33 +292,6 @@ class LoaderAttribution:
             spent_ns = np.concatenate([spent_ns, between_ns])
             counts = np.concatenate([counts, np.ones(len(fetches), np.int64)])
         self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
-
-    def _add_of_one_loader(self, sums: LoaderSums, spans: EndedSpans, kinds: Ints) -> bool:
-        """Add spans of one loader in which no interval ends, and change ``kinds``; return False for any other spans."""
-        loader_id = self._asked.only_one_since(spans.begin_ns)
-        if loader_id == NO_LOADER or len(self._ends[1]):
-            return False
-        has_spans = (kinds.min(initial=0) < KINDS, kinds.max(initial=0) >= KINDS)
-        used = [fetched.loader_ids for fetched, has in zip(self._fetched, has_spans, strict=True) if has]
-        if any(len(ids) > 1 or ids[-1] != loader_id for ids in used):
-            return False
-        if (spans.parents == spans.ids).any():
-            return False
-        uncounted = np.flatnonzero(~spans.is_counted)
-        kinds[uncounted[_are_fetches(kinds[uncounted])]] = NEITHER  # see ``attribute``
-        _, between_ns = self._between(np.sort(spans.end_ns[kinds == DATA]))
-        rows = kinds - IS_OUTSIDE  # the first two are of no kind
-        table = np.empty((2 * KINDS - IS_OUTSIDE, 2), np.int64)
-        table[:, 0] = np.bincount(rows, spans.durations_ns, len(table))
-        table[:, 1] = np.bincount(rows, minlength=len(table)) - np.bincount(rows[uncounted], minlength=len(table))
-        table = table[-IS_OUTSIDE:]
-        table[BETWEEN] = between_ns.sum(), len(between_ns)
-        if not table.any():
-            return True
-        sums.add_table(loader_id, table)
-        if self.intervals is not None:
-            self.intervals.add(loader_id, table[np.newaxis], self._ends[1])
-        return True
 
     def _loaders_of(self, kinds: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
         loader_ids = np.full(len(kinds), NO_LOADER)

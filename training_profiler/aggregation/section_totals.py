@@ -1,73 +1,20 @@
 """Which sections count, for inferred sections yield to manual ones, and the sums of each, in one row a section."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from training_profiler.aggregation.span_matching import Events, OutsideSections
+from training_profiler.aggregation.span_matching import Events, SectionKinds
 from training_profiler.base.sections import (
-    OUTSIDE_SECTIONS,
     OUTSIDE_STEPS_SECTIONS,
-    PROFILER,
     STEP_PARTS,
-    WITHIN,
     SectionNames,
 )
 from training_profiler.model.interval import SectionRecord
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.statistics.arrays import Bools, Floats, Ints, sums_by
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
-
-
-class OutsideSteps:
-    """Knows the ids of these sections, also of names that are added later."""
-
-    def __init__(self, names: SectionNames) -> None:
-        self._names = names
-        self._table = np.zeros(1, np.bool_)
-        self._known = 0  # number of names in the table
-
-    def current(self) -> OutsideSections:
-        """Return the sections outside steps among the names so far."""
-        names = self._names.names
-        if len(self._table) < len(names) + 1:  # there are new names
-            self._table = np.zeros(2 * len(names) + 16, np.bool_)
-            self._known = 0
-        if self._known != len(names):
-            self._table[[id for id, name in list(self._names.names.items()) if name in OUTSIDE_SECTIONS]] = True
-            self._known = len(names)
-        return OutsideSections(self._table, bool(self._table.any()), self.name_within)
-
-    def name_within(self, outer: int, id: int) -> int:
-        """Return the id for section ``id`` inside section ``outer``, which has a row of its own."""
-        names = self._names.names
-        return id if names[id] == PROFILER else self._names.id_of(names[outer] + WITHIN + names[id])
-
-
-class SectionKinds:
-    """A number for each section, also of names that are added later.
-
-    Args:
-        names: of the sections by their ids.
-        kind_of: returns the number for a name; that of no section is "".
-    """
-
-    def __init__(self, names: SectionNames, kind_of: Callable[[str], int]) -> None:
-        self._names, self._kind_of = names, kind_of
-        self._kinds = np.zeros(0, np.int64)
-        self._known = 0  # number of names in the table
-
-    def of(self, ids: Ints) -> Ints:
-        """Return the numbers of these sections, in a new array."""
-        if self._known != len(self._names.names):
-            known = list(self._names.names.items())  # the training thread may add names meanwhile
-            self._known = len(known)
-            self._kinds = np.zeros(max(id for id, _ in known) + 1, np.int64)
-            for id, name in known:
-                self._kinds[id] = self._kind_of(name)
-        return self._kinds[ids]
-
 
 STEP_PART, OUTSIDE = 1, 2  # manual sections of these kinds hide inferred ones; other names are of kind 0
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from training_profiler.base.sections import OUTSIDE_SECTIONS, PROFILER, WITHIN, SectionNames
 from training_profiler.recording.event_codes import (
     DISCARDED,
     EPOCH_BEGIN,
@@ -23,7 +24,6 @@ from training_profiler.recording.event_codes import (
 from training_profiler.statistics.arrays import Bools, Ints, sums_by
 
 Flat = Any  # integers: a list, or memory of the recorder in C
-Rename = Callable[[int, int], int]  # (outer section, id) -> id
 MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted
 OUTSIDE = -1
 
@@ -123,12 +123,40 @@ class StepTimeline:
         return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps, last_end)
 
 
-class OutsideSections(NamedTuple):
-    """Sections outside training steps, such as validation."""
+class SectionKinds:
+    """A number for each section, also of names that are added later.
 
-    table: Bools  # by section id
-    exists: bool  # whether any is in the table
-    rename: Rename  # gives sections inside them an id of their own, e.g. the forward pass of validation
+    Args:
+        names: of the sections by their ids.
+        kind_of: returns the number for a name; that of no section is "".
+    """
+
+    def __init__(self, names: SectionNames, kind_of: Callable[[str], int]) -> None:
+        self._names, self._kind_of = names, kind_of
+        self._kinds = np.zeros(0, np.int64)
+        self._known = 0  # number of names in the table
+
+    def of(self, ids: Ints) -> Ints:
+        """Return the numbers of these sections, in a new array."""
+        if self._known != len(self._names.names):
+            known = list(self._names.names.items())  # the training thread may add names meanwhile
+            self._known = len(known)
+            self._kinds = np.zeros(max(id for id, _ in known) + 1, np.int64)
+            for id, name in known:
+                self._kinds[id] = self._kind_of(name)
+        return self._kinds[ids]
+
+
+class OutsideSections(SectionKinds):
+    """Which sections are outside training steps, such as validation."""
+
+    def __init__(self, names: SectionNames) -> None:
+        super().__init__(names, OUTSIDE_SECTIONS.__contains__)
+
+    def rename(self, outer: int, id: int) -> int:
+        """Return the id for section ``id`` inside section ``outer``, such as the forward pass of validation."""
+        names = self._names.names
+        return id if names[id] == PROFILER else self._names.id_of(names[outer] + WITHIN + names[id])
 
 
 class EndedSpans(NamedTuple):
@@ -229,8 +257,7 @@ def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, o
     outer_ids = np.concatenate([[0], matched.owner_outer_ids])[latest]
     is_outside, around, plain = outer_ids > 0, owners[leaves], codes[leaves] & SECTION_MASK
     owners[leaves] = _renamed(plain, outer_ids[leaves], outside.rename)
-    if outside.exists:
-        is_outside[leaves] |= outside.table[plain]
+    is_outside[leaves] |= outside.of(plain) > 0
     in_piece = np.diff(np.searchsorted(times_ns, ends_ns[:-1]), prepend=0, append=len(times_ns))  # events
     pieces = np.repeat(np.arange(len(ends_ns)), in_piece)
     ids, begin_ns, end_ns, parents, outers, is_counted = matched.table
@@ -288,9 +315,7 @@ def _enclosing(
 ) -> tuple[NDArray[np.intp], Ints]:
     """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see _Matched)."""
     parent = np.full(len(codes), -1, np.intp)
-    outer_ids = np.zeros(len(codes), np.int64)
-    if outside.exists:
-        outer_ids = np.where(outside.table[np.maximum(codes, 0)], codes, 0)
+    outer_ids = np.where(outside.of(np.maximum(codes, 0)), codes, 0)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
     for level_begin, level_end in itertools.pairwise(ends):
@@ -304,7 +329,7 @@ def _enclosing(
     return parent, outer_ids
 
 
-def _renamed(codes: Ints, outer_ids: Ints, rename: Rename) -> Ints:
+def _renamed(codes: Ints, outer_ids: Ints, rename: Callable[[int, int], int]) -> Ints:
     """Return the codes, with the ids that sections have inside their outer section."""
     rows = np.flatnonzero(outer_ids > 0)
     rows = rows[(codes[rows] > 0) & (outer_ids[rows] != codes[rows])]
@@ -357,7 +382,7 @@ def _match_any_order(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _
             parent, outer = (stack[-1].id, stack[-1].outer) if stack else (0, 0)
             plain = code & SECTION_MASK
             id = outside.rename(outer, plain) if outer and outer != plain else plain
-            outer = outer or (plain if outside.table[plain] else 0)
+            outer = outer or (plain if outside.of(plain) else 0)
             stack.append(_OpenSpans(code, id, time_ns, parent, outer))
             if len(stack) > MAX_OPEN:
                 del stack[0]

@@ -1,13 +1,13 @@
 """The cost of the batches of each data loader, from the events that name the loader."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.span_matching import EndedSpans, Events, SectionKinds, are_step_ends
+from training_profiler.aggregation.span_matching import EndedSpans, Events, SectionKinds
 from training_profiler.base.sections import (
     LOADER_SECTIONS,
     OUTSIDE_STEPS_SECTIONS,
@@ -135,7 +135,7 @@ class LoaderIntervals:
 
     def __init__(self, every: int | None) -> None:
         self.every = every  # steps an interval; None for up to ten intervals a second
-        self.done: dict[int, LoaderInterval] = {}
+        self.done: list[tuple[int, LoaderSums]] = []  # the step that ends each, and its sums
         self._unfinished = LoaderSums()
         self._batches: Counter[int] = Counter()
         self._bucket = -1
@@ -154,31 +154,25 @@ class LoaderIntervals:
             self._bucket = int(buckets[-1]) if len(buckets) else self._bucket
         return ends_ns[ends_interval], steps[ends_interval]
 
-    def add(self, loader_id: int, tables: Ints, steps: Ints) -> None:
-        """Add the sums of one loader: a table for each interval that ``steps`` end, and one for the time after them."""
-        for row in np.flatnonzero(tables[:-1].any(axis=(1, 2))).tolist():
-            self._interval_at(int(steps[row])).sums.add_table(loader_id, tables[row])
-        self._unfinished.add_table(loader_id, tables[-1])
-
-    def end(self, steps: Ints) -> None:
-        """End the intervals at these steps; earlier unfinished sums belong to the first of them."""
-        for step in steps.tolist()[:1]:
-            self._interval_at(step).sums.add(self._unfinished)
-            self._unfinished = LoaderSums()
-
-    def _interval_at(self, step: int) -> LoaderInterval:
-        return self.done.setdefault(step, LoaderInterval(step, LoaderSums(), {}))
+    def add(self, tables: Mapping[int, Ints], steps: Ints) -> None:
+        """Add the sums of loaders: a table for each interval that ``steps`` end, and one for the time after them."""
+        sums = [self._unfinished, *(LoaderSums() for _ in steps)]
+        for loader_id, of_loader in tables.items():
+            for row in np.flatnonzero(of_loader.any(axis=(1, 2))).tolist():
+                sums[row].add_table(loader_id, of_loader[row])
+        self._unfinished = sums[-1]
+        self.done += zip(steps.tolist(), sums, strict=False)
 
     def pop(self, is_last: bool = False) -> list[LoaderInterval]:
         """Return the intervals that have ended since the last call; at the end of a run also the unfinished one."""
-        if is_last:
-            self.end(np.array([self._steps], np.int64))
-        intervals, self.done = [self.done[step] for step in sorted(self.done)], {}
-        for interval in intervals:
-            tables = interval.sums.tables
-            self._batches.update({loader_id: int(table[DATA, 1]) for loader_id, table in tables.items()})
-            interval.batches.update(self._batches)
-        return [interval for interval in intervals if any(table.any() for table in interval.sums.tables.values())]
+        self.done += [(self._steps, self._unfinished)] * is_last
+        intervals = []
+        for step, sums in self.done:
+            self._batches.update({loader_id: int(table[DATA, 1]) for loader_id, table in sums.tables.items()})
+            if any(table.any() for table in sums.tables.values()):
+                intervals.append(LoaderInterval(step, sums, dict(self._batches)))
+        self.done = []
+        return intervals
 
 
 class LoaderTimeline:
@@ -190,8 +184,6 @@ class LoaderTimeline:
 
     def at(self, times_ns: Ints) -> Ints:
         """Return the loaders at these times."""
-        if len(times_ns) and times_ns.min() >= self.since_ns[-1]:  # as in nearly all batches of events
-            return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
 
     def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
@@ -256,10 +248,7 @@ class LoaderAttribution:
             return
         begun = np.where(training.codes > 0, training.codes & SECTION_MASK, NO_SECTION)
         outside_ns = training.times_ns[np.flatnonzero(self._kinds.of(begun) == IS_OUTSIDE)]
-        self._outside_ns = outside_ns
-        if not are_step_ends(marks):
-            between_ns = marks.times_ns[marks.codes == EPOCH_BEGIN]
-            self._outside_ns = np.sort(np.concatenate([outside_ns, between_ns]))
+        self._outside_ns = np.sort(np.concatenate([outside_ns, marks.times_ns[marks.codes == EPOCH_BEGIN]]))
         if self.intervals is not None:
             ends_ns = marks.times_ns[marks.codes == STEP_END]
             self._ends = self.intervals.ends_among(ends_ns, first_step)
@@ -337,12 +326,11 @@ class LoaderAttribution:
         tables = np.stack(
             [np.bincount(cells, values, size).reshape(shape) for values in (spent_ns, counts)], axis=-1
         ).astype(np.int64)
+        of_loaders = dict(zip(present.tolist(), tables, strict=True))
+        for loader_id, of_loader in of_loaders.items():
+            sums.add_table(loader_id, of_loader.sum(axis=0))
         if self.intervals is not None:
-            self.intervals.end(steps)
-        for loader_id, table in zip(present.tolist(), tables, strict=True):
-            sums.add_table(loader_id, table.sum(axis=0))
-            if self.intervals is not None:
-                self.intervals.add(loader_id, table, steps)
+            self.intervals.add(of_loaders, steps)
 
     def discard_old_changes(self, still_open: Events) -> None:
         """Discard the changes of loader that no open span began before."""

@@ -123,7 +123,7 @@ class SectionSums:
     the spans have ended.
     """
 
-    def __init__(self, rows: int = 16, bins: Ints | None = None) -> None:
+    def __init__(self, rows: int = 16) -> None:
         self.count, self.total_ns, self.self_ns, self.elsewhere_ns = np.zeros((4, rows), np.int64)
         self.step_self_ns, self.step_total_ns, self.device_ns, self.device_count = np.zeros((4, rows), np.int64)
         self.after_ns, self.after_count, self.measured = np.zeros((3, rows), np.int64)
@@ -131,8 +131,7 @@ class SectionSums:
         self.mean_ns, self.m2 = np.zeros((2, rows))  # m2: sum of squared distances from the mean, ns^2
         self.min_ns = np.full(rows, NEVER, np.int64)
         self.max_ns = np.full(rows, -1, np.int64)
-        # A reader of many short stretches gives the largest array each time, with zeros in it.
-        self.bins = np.zeros((rows, BIN_COUNT), np.int64) if bins is None else bins
+        self.bins = np.zeros((rows, BIN_COUNT), np.int64)
         self.parents: dict[tuple[int, int], int] = {}  # (parent id, id) -> spans
 
     @property

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -41,7 +42,11 @@ NUMBERS, DURATIONS = 0, 3  # columns of steps: the fields of ``StepBounds``
 _NONE: Final = np.empty((4, 0), np.int64)
 
 
-def with_lanes(step: StepLanes[int], lanes: Mapping[str, Sequence[PlacedSpan]]) -> StepLanes[int]:
+Lanes = Mapping[str, Sequence[PlacedSpan]]  # of devices, by their names
+NO_LANES: Final[Mapping[int, Lanes]] = MappingProxyType({})
+
+
+def with_lanes(step: StepLanes[int], lanes: Lanes) -> StepLanes[int]:
     """Return the step with the spans of devices as well, each device by its name after the threads."""
     more = [_lane(name, step.begin_ns, np.array(spans, np.int64).T) for name, spans in lanes.items()]
     return structs.replace(step, lanes=[*step.lanes, *more])

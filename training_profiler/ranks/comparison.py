@@ -87,15 +87,8 @@ CHANGE_AT_LEAST: Final = 0.10
 EXPLAINS_AT_LEAST: Final = 0.6  # of the variance; the best split of 8 random buckets explains as much once in 10 times
 
 
-class History(NamedTuple):
-    """Recent work per step over earlier work, and the step since which it is more, if the change is clear."""
-
-    ratio: float
-    slower_since_step: int | None = None
-
-
-def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> History | None:
-    """Return how work per step changed over the run; None with too few buckets.
+def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> tuple[float | None, int | None]:
+    """Return recent work per step over earlier work, and the step since which it is clearly more; None if unknown.
 
     The split is the one with the least variance within its two sides. If the change there is not clear, the later half
     is compared with the earlier half. Buckets that contain warm-up steps do not count.
@@ -104,7 +97,7 @@ def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> Hist
     warm = int(np.searchsorted(ends, warmup_steps, side="left")) + 1 if warmup_steps else 0
     kept = buckets[warm:]
     if len(kept) < BUCKETS_NEEDED:
-        return None
+        return None, None
     first_step = int(ends[warm - 1]) if warm else 0
     steps = np.array([bucket.steps for bucket in kept], np.float64)
     work_ns = np.array([max(0, bucket.step_ns - bucket.sync_ns) for bucket in kept], np.float64)
@@ -117,16 +110,16 @@ def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> Hist
     allowed = (at >= BUCKETS_A_SIDE) & (len(kept) - at >= BUCKETS_A_SIDE)
     allowed &= (steps_before >= STEPS_A_SIDE) & (steps.sum() - steps_before >= STEPS_A_SIDE)
     if not allowed.any() or not (means_before > 0).all():
-        return None
+        return None, None
     split = int(np.argmax(np.where(allowed, between, -1.0)))
     step_work_ns = work_ns / steps
     mean_ns = work_ns.sum() / steps.sum()
     variance = float((steps * (step_work_ns - mean_ns) ** 2).sum())
     ratio = float(means_after[split] / means_before[split])
     if abs(ratio - 1) > CHANGE_AT_LEAST and between[split] >= EXPLAINS_AT_LEAST * variance:
-        return History(ratio, first_step + int(steps_before[split]) if ratio > 1 else None)
+        return ratio, first_step + int(steps_before[split]) if ratio > 1 else None
     half = int(np.argmin(np.abs(steps_before - steps.sum() / 2)))
-    return History(float(means_after[half] / means_before[half]))
+    return float(means_after[half] / means_before[half]), None
 
 
 def latest(summaries: Sequence[RankSummary]) -> list[RankSummary]:
@@ -215,13 +208,6 @@ class SectionTable(NamedTuple):
     settled_steps: Ints
 
 
-class Cause(NamedTuple):
-    """The section with the most time beyond the median of the other ranks."""
-
-    section: str
-    extra_s: float  # per step
-
-
 def section_table(summaries: Sequence[RankSummary]) -> SectionTable:
     """Return the sections with most time over all ranks."""
     total_ns: dict[str, int] = {}
@@ -288,14 +274,14 @@ def _spread(table: SectionTable, at: int, never_on: tuple[int, ...]) -> SectionS
     )
 
 
-def causes(table: SectionTable) -> list[Cause | None]:
-    """Return for each rank the section whose self time per step most exceeds the median of the other ranks.
+def causes(table: SectionTable) -> list[tuple[str, float | None]]:
+    """Return for each rank the section whose self time per step, in s, most exceeds the median of the other ranks.
 
     It is the accelerator's time if that is known of all ranks. ``synchronization`` is never a cause: there the other
     ranks wait.
     """
     working = np.flatnonzero(table.settled_steps > 0)
-    longest_on: list[Cause | None] = [None] * len(table.who)
+    longest_on: list[tuple[str, float | None]] = [("", None)] * len(table.who)
     candidates = [at for at, name in enumerate(table.names) if name != SYNCHRONIZATION]
     if len(working) < 2 or not candidates:
         return longest_on
@@ -309,22 +295,18 @@ def causes(table: SectionTable) -> list[Cause | None]:
     for column, rank in enumerate(working.tolist()):
         row = int(longest[column])
         if extra_s[row, column] > 0:
-            longest_on[rank] = Cause(table.names[candidates[row]], float(extra_s[row, column]))
+            longest_on[rank] = table.names[candidates[row]], float(extra_s[row, column])
     return longest_on
 
 
 def medians_of_others(values: Floats) -> Floats:
     """Return for each value the median of the others in its row, shape as given: (rows, 2 or more)."""
-    count = values.shape[-1]
-    order = np.argsort(values, axis=-1, kind="stable")
-    in_order = np.take_along_axis(values, order, axis=-1)
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.broadcast_to(np.arange(count), order.shape), axis=-1)
+    in_order, others = np.sort(values, axis=-1), values.shape[-1] - 1
 
     def of_others(place: int) -> Floats:  # in ascending order
-        return np.asarray(np.where(places > place, in_order[..., [place]], in_order[..., [place + 1]]), np.float64)
+        at, following = in_order[..., [place]], in_order[..., [place + 1]]
+        return np.asarray(np.where(values > at, at, following), np.float64)
 
-    others = count - 1
     if others % 2:
         return of_others(others // 2)
     return (of_others(others // 2 - 1) + of_others(others // 2)) / 2
@@ -410,7 +392,7 @@ def _row(summary: RankSummary, has_sync: bool, waiting: RankWaiting | None, age_
 
 
 def _scored(
-    rows: Sequence[RankStats], causes_of: Sequence[Cause | None], summaries: Sequence[RankSummary]
+    rows: Sequence[RankStats], causes_of: Sequence[tuple[str, float | None]], summaries: Sequence[RankSummary]
 ) -> list[RankStats]:
     """Return the rows with work relative to the best rank, to the other ranks, and to the rank's earlier work."""
     known = [at for at, row in enumerate(rows) if row.work_s]
@@ -425,17 +407,16 @@ def _scored(
             scored[at] = replace(rows[at], work_over_best=work_over_best)
             continue
         summary = summaries[at]
-        history = history_of(summary.step_times, summary.steps - summary.settled_steps) or (None, None)
-        cause, cause_s = causes_of[at] or ("", None)
-        place = summary.hottest_lines.get(cause, "") if cause else ""
+        work_over_earlier, since_step = history_of(summary.step_times, summary.steps - summary.settled_steps)
+        cause, cause_s = causes_of[at]
         scored[at] = replace(
             rows[at],
             work_over_best=work_over_best,
-            work_over_earlier=history[0],
-            slower_since_step=history[1],
+            work_over_earlier=work_over_earlier,
+            slower_since_step=since_step,
             cause=cause,
             cause_s=cause_s,
-            place=place,
+            place=summary.hottest_lines.get(cause, ""),
         )
     return scored
 

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table, text
@@ -118,20 +119,14 @@ def _finding(snapshot: Snapshot, finding: Finding, sources: Sources) -> Html:
     return element("li", *content)
 
 
-def _ms(seconds: float | None) -> Cell:
-    return Cell("") if seconds is None else Cell(rounded(seconds * MS_PER_S, 3), seconds)
+def _cell(show: Callable[[float], str], value: float | None) -> Cell:
+    return Cell("") if value is None else Cell(show(value), value)
 
 
-def _s(seconds: float | None) -> Cell:
-    return Cell("") if seconds is None else Cell(duration_text(seconds), seconds)
-
-
-def _count(number: float | None) -> Cell:
-    return Cell("") if number is None else Cell(f"{number:g}" if isinstance(number, float) else str(number), number)
-
-
-def _share(share: float | None) -> Cell:
-    return Cell("") if share is None else Cell(f"{share:.1%}", share)
+_ms: Final = partial(_cell, lambda seconds: rounded(seconds * MS_PER_S, 3))
+_s: Final = partial(_cell, duration_text)
+_count: Final = partial(_cell, lambda number: f"{number:g}" if isinstance(number, float) else str(number))
+_share: Final = partial(_cell, "{:.1%}".format)
 
 
 def _breakable(name: str) -> Html:

@@ -138,10 +138,6 @@ class Instrumentation:
             patches.undo()
         self._patches.clear()
 
-    def is_overwritten(self, name: str) -> bool:
-        """Return whether the program has replaced the patch ``name`` by its own code."""
-        return name in self._patches and not self._patches[name].are_in_place()
-
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
@@ -342,7 +338,7 @@ class Instrumentation:
         detector = self.context.detector
         # A replaced excepthook costs no measurement, and dynamo wraps tracers.
         counted = [name for name in self._patches if name not in (TRACEBACKS, TRACERS)]
-        self._overwritten = [name for name in counted if self.is_overwritten(name)]
+        self._overwritten = [name for name in counted if not self._patches[name].are_in_place()]
         self.context.gradient_sync.read()
         try:
             if detector is not None:

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
-from training_profiler.aggregation.step_spans import with_lanes
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
@@ -278,9 +277,9 @@ class Pipeline:
 
     def _journal_spans(self, step_ns: Sequence[int], is_beside: bool) -> None:
         steps = self.accumulator.step_spans.pop(step_ns, is_last=self._is_closing)
-        steps = [with_lanes(step, self.samplers.device.lanes_of(step.number)) for step in steps]
+        lanes = {step.number: self.samplers.device.lanes_of(step.number) for step in steps}
         if steps:
-            self.outputs.journal(lambda lines: lines.spans(steps), polls=not is_beside)
+            self.outputs.journal(lambda lines: lines.spans(steps, lanes), polls=not is_beside)
 
     def _journal_pending(self) -> None:
         """Write what the training thread may still rewrite: a reader uses it if nothing follows."""

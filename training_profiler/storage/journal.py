@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.section_totals import ADDED, MEASURED
+from training_profiler.aggregation.step_spans import NO_LANES, Lanes, with_lanes
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_US
@@ -124,9 +125,10 @@ class JournalLines:
         """Return the end of the epoch, at the end of the last interval."""
         return line_of(EpochEndLine(batches, samples, is_complete))
 
-    def spans(self, steps: Sequence[StepLanes[int]]) -> Line:
-        """Return single steps with their spans."""
-        return line_of(spans_line(steps, self._names.names))
+    def spans(self, steps: Sequence[StepLanes[int]], lanes: Mapping[int, Lanes] = NO_LANES) -> Line:
+        """Return single steps with their spans; ``lanes`` are those of devices, by the number of the step."""
+        whole = [with_lanes(step, lanes.get(step.number, {})) for step in steps]
+        return line_of(spans_line(whole, self._names.names))
 
     def rank(self, summary: dict[str, Any]) -> Line:
         """Return the summary that this rank sends to the others: sums of the run so far."""
@@ -166,47 +168,27 @@ class Journal:
     ) -> None:
         self.lines = JournalLines(names)
         self._begin = {"kind": "begin", "schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
-        self._file: OwnFile | None = None
-        self._buffer: BufferedLines | None = BufferedLines()
+        self.file: OwnFile | None = None
+        self.buffer: BufferedLines | None = BufferedLines()  # until it has a file
         if path is not None:
             self.open_file(OwnFile(path), identity or {})
 
-    @property
-    def is_buffered(self) -> bool:
-        """Whether it has no file yet."""
-        return self._buffer is not None
-
-    @property
-    def has_unsaved_intervals(self) -> bool:
-        """Whether it has no file yet, and intervals in memory."""
-        return self._buffer is not None and any(kind == "interval" for kind, _ in self._buffer.lines)
-
-    @property
-    def reopened(self) -> int:
-        """How often the program had closed the file."""
-        return 0 if self._file is None else self._file.reopened
-
     def open_file(self, file: OwnFile, identity: Mapping[str, Any]) -> None:
         """Write the lines kept in memory to ``file``; later lines are written at once."""
-        buffer, self._buffer = self._buffer, None
-        self._file = file
+        buffer, self.buffer = self.buffer, None
+        self.file = file
         self.append(line_of({**self._begin, **identity}))
         if buffer is not None:
             if buffer.dropped:
                 self.append(line_of(HeldLine(buffer.dropped)))
-            self._file.append(buffer.drain())
-
-    def moved(self, folder: Path) -> None:
-        """Go on in ``folder``: that of the file has this name now."""
-        if self._file is not None:
-            self._file.moved(folder / self._file.path.name)
+            self.file.append(buffer.drain())
 
     def append(self, line: Line) -> None:
         """Append a line in one piece."""
-        if self._buffer is not None:
-            self._buffer.add(line.kind, line.data)
-        elif self._file is not None:
-            self._file.append(line.data)
+        if self.buffer is not None:
+            self.buffer.add(line.kind, line.data)
+        elif self.file is not None:
+            self.file.append(line.data)
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
@@ -215,10 +197,10 @@ class Journal:
 
     def discard(self) -> None:
         """Close the file as it is; later lines are dropped."""
-        self._buffer = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.buffer = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
 def _files_named(

@@ -27,7 +27,6 @@ from training_profiler.model.bounds import (
     fit,
 )
 from training_profiler.model.interval import (
-    BIN_COUNT,
     NO_SECTION,
     IntervalRecord,
     MachineRecord,
@@ -36,7 +35,6 @@ from training_profiler.model.interval import (
     location_of,
 )
 from training_profiler.model.snapshot import Health, Price, Snapshot
-from training_profiler.statistics.arrays import Ints
 from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
@@ -85,7 +83,6 @@ class Replay:
         self.end_line: EndLine | None = None  # once it was read
         self._unusable, self._is_torn = 0, False
         self._unsaved = self._lost = self._further_epochs = 0
-        self._spare = SpareBins()
         self._added = 0  # a bound of every sum
 
     def add(self, line: bytes | None) -> None:
@@ -138,7 +135,7 @@ class Replay:
         added = self._added + record.largest_sum()
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
-        sums.add(totals_of(record, self.names, self._spare), record.step_ns)
+        sums.add(totals_of(record, self.names), record.step_ns)
         self._on_interval(record)
         self._added, self._last = added, record
         self.intervals += 1
@@ -224,34 +221,17 @@ _DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
 _LEAST_WEIGHT: Final = 1e-9
 
 
-class SpareBins:
-    """The memory for quantiles of an interval, used again for the next one: clearing all of it takes a millisecond."""
-
-    def __init__(self) -> None:
-        self._bins = np.zeros((16, BIN_COUNT), np.int64)
-        self._used: list[int] = []
-
-    def take(self, rows: int, ids: list[int]) -> Ints:
-        """Return zeros for so many rows, of which those of ``ids`` may be filled until the next call."""
-        self._bins[self._used] = 0
-        self._used = ids
-        if rows > len(self._bins):
-            self._bins = np.zeros((rows, BIN_COUNT), np.int64)
-        return self._bins[:rows]
-
-
-def totals_of(record: IntervalRecord, names: SectionNames, spare: SpareBins | None = None) -> Totals:
+def totals_of(record: IntervalRecord, names: SectionNames) -> Totals:
     """Return the totals that ``interval_of`` was called with.
 
-    Names beyond the limit of ``names`` share a row, as in the run itself. With ``spare``, the totals are valid until
-    the next call.
+    Names beyond the limit of ``names`` share a row, as in the run itself.
     """
     ids = [id_in(names, name) for name in record.sections]
     edges = [((id_in(names, parent), names.id_of(child)), count) for parent, child, count in record.parents]
     rows = rows_for(max((*ids, *(id for edge, _ in edges for id in edge)), default=0))
     totals = Totals(
         **{name: getattr(record, name) for name in StretchFigures.__struct_fields__},
-        sections=SectionSums(rows, None if spare is None else spare.take(rows, ids)),
+        sections=SectionSums(rows),
         coupling=Coupling(rows),
         step_calls=[calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)],
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.units import NS_PER_S
@@ -27,9 +27,9 @@ from training_profiler.safety.files import (
 from training_profiler.settings.settings import Settings, launch_id
 from training_profiler.storage.journal import Journal, Line, line_of
 from training_profiler.storage.journal_discovery import (
-    MOST_NUMBER,
     LaunchId,
     attempts_before,
+    count_in,
     find_journals,
     is_same_launch,
     launch_from_data,
@@ -137,8 +137,8 @@ class RunFiles:
                 before.parent.rmdir()
         self.folder = after
         self._made = [after / path.relative_to(before) for path in self._made if path != before.parent]
-        if self._journal is not None:
-            self._journal.moved(after)
+        if self._journal is not None and (file := self._journal.file) is not None:
+            file.moved(after / file.path.name)
 
     def open(self, who: RankId, run_name: str | None = None) -> Journal:
         """Return the journal of rank ``who``; makes folder and files at the first call. Rank 0 sent ``run_name``."""
@@ -155,7 +155,7 @@ class RunFiles:
                     self._needs_meta, self._needs_git = False, True
                     meta = {**self._describe(), **self._identity(), "attempts": [self._attempt()]}
                     self._write_meta(self.folder, meta)
-        if self._journal.is_buffered:
+        if self._journal.buffer is not None:
             self._who = who
             folder = self._announced_folder() or self._folder_on_disk()
             if folder is not None:
@@ -202,7 +202,8 @@ class RunFiles:
 
     def notes(self) -> list[str]:
         """Return sentences if the program has closed the journal, or the folder has lost its path."""
-        times = 0 if self._journal is None else self._journal.reopened
+        file = None if self._journal is None else self._journal.file
+        times = 0 if file is None else file.reopened
         notes = [f"the program closed the journal's descriptor {times} times: it was opened again"] if times else []
         return notes + [f"{self.folder} is another folder now, or gone: {ELSEWHERE}"] * self._is_elsewhere
 
@@ -212,7 +213,8 @@ class RunFiles:
             return
         self._next_search_ns = 0
         journal = self.open(self._who)
-        if journal.has_unsaved_intervals and self._parent is not None:
+        unsaved = () if journal.buffer is None else journal.buffer.lines
+        if any(kind == "interval" for kind, _ in unsaved) and self._parent is not None:
             folder = make_run_folder(self._parent, OWN_NAME.format(rank=self._who.rank))
             keep_open(folder)
             self._made.append(folder)
@@ -248,13 +250,13 @@ class RunFiles:
         """Return the folder of the earlier attempts; None if there were none, or it is not on this disk."""
         if not self._who.attempt:
             return None
-        for folder, meta, last in runs_of(self._launch, parent):
-            if last.number >= self._who.attempt:  # another launch with the same attempts
+        for folder, meta, (last, _) in runs_of(self._launch, parent):
+            if last >= self._who.attempt:  # another launch with the same attempts
                 return None
             keep_open(folder)
             for name in map(Path, (REPORT_TEXT, REPORT_DATA, PAGE)):
                 with suppress(FileNotFoundError):
-                    rename_file(folder / name, f"{name.stem}-attempt{last.number}{name.suffix}")
+                    rename_file(folder / name, f"{name.stem}-attempt{last}{name.suffix}")
             write_json(folder / META, {**meta, "attempts": [*meta["attempts"], self._attempt()]})
             journals, _ = select_journals(find_journals(folder, "rank0"), folder)
             self.attempts = attempts_before(journals, self._who.attempt)
@@ -312,18 +314,16 @@ NEWEST: Final = 20  # run folders that are searched
 APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
 
 
-class Attempt(NamedTuple):
-    """One attempt of a run according to meta.json."""
+def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], tuple[int, int]]]:
+    """Yield the run folders of that launch in ``parent``, newest first: folder, meta.json, and the last attempt.
 
-    number: int
-    wall_ns: int
-
-
-def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], Attempt]]:
-    """Yield the run folders of that launch in ``parent``, newest first: folder, meta.json, and last attempt."""
+    An attempt is its number, and its begin on the wall clock in ns.
+    """
     for folder, meta in _newest(parent):
         rows = meta.get("attempts")
-        attempts = [each for each in map(_attempt, rows if isinstance(rows, list) else ()) if each is not None]
+        given = (row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict))
+        found = ((count_in(row.get("number")), count_in(row.get("begin_wall_ns"))) for row in given)
+        attempts = [(number, at_ns) for number, at_ns in found if number is not None and at_ns is not None]
         if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
             yield folder, meta, max(attempts)
 
@@ -343,8 +343,8 @@ def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Pa
 
     ``wall_ns`` is when this rank began.
     """
-    for folder, _, attempt in runs_of(launch, parent):
-        is_of_attempt = attempt.number == who.attempt and abs(attempt.wall_ns - wall_ns) <= APART_NS
+    for folder, _, (number, began_ns) in runs_of(launch, parent):
+        is_of_attempt = number == who.attempt and abs(began_ns - wall_ns) <= APART_NS
         has_journal = (folder / journal_name(who.rank, who.attempt)).exists()
         if is_of_attempt and not has_journal and not is_own_name(folder.name):
             return folder
@@ -361,11 +361,3 @@ def has_run_of_child(parent: Path, own: Path | None, launch: str | None) -> bool
         if folder != own and (is_same or launch_from_data(meta.get("launched")).parent_pid == os.getpid()):
             return True
     return False
-
-
-def _attempt(row: Any) -> Attempt | None:
-    try:
-        attempt = Attempt(int(row["number"]), int(row["begin_wall_ns"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return attempt if all(0 <= number <= MOST_NUMBER for number in attempt) else None

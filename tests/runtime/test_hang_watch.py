@@ -9,8 +9,15 @@ from tests.support.store import rank_of
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.message import ReceivedMessage
 from training_profiler.recording.recorder import TrainingProgress
-from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
-from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
+from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, short
+from training_profiler.storage.stack_files import (
+    decode_stacks,
+    encode_stacks,
+    read_request,
+    read_stacks,
+    write_request,
+    write_stacks,
+)
 
 BEGAN_NS = 1_000
 HINT = ". All stacks: training-profiler stacks "
@@ -131,7 +138,7 @@ def test_other_rank_sends_its_stacks_for_a_while(recorder, clock, tmp_path):
     other.channel.asked_ns = BEGAN_NS + 7
     other.look(1)
     assert other.channel.sent_soon == 1
-    assert received_stacks(other.watch.attached()).asked_ns == BEGAN_NS + 7
+    assert decode_stacks(other.watch.attached()).asked_ns == BEGAN_NS + 7
     clock.advance(3.1)
     assert other.watch.attached() == b""
 
@@ -186,5 +193,5 @@ def test_deep_stacks_are_cut_to_the_innermost_frames_for_a_message():
     deep = training_at(*(f"some/quite/long/path/to/a/file.py:{line} function_{line}" for line in range(2_000)))
     data = short(stacks_of(1, deep, deep, deep))
     assert len(data) <= MOST_SENT
-    assert received_stacks(data).threads[0].frames[-1].function == "function_1999"
-    assert received_stacks(b"no stacks") is None
+    assert decode_stacks(data).threads[0].frames[-1].function == "function_1999"
+    assert decode_stacks(b"no stacks") is None

@@ -7,7 +7,7 @@ on it, and its driver would not survive a fork.
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 
 class Description(NamedTuple):
@@ -147,19 +147,6 @@ def ready_backends(torch: Any) -> Iterator[ReadyBackend]:
             yield ReadyBackend(backend, kind, module)
 
 
-class TorchEvent(Protocol):
-    """A ``torch.Event`` with timing."""
-
-    def record(self) -> None:
-        """Record the time when the current stream of the current device reaches this point."""
-
-    def query(self) -> bool:
-        """Return whether the device has reached it; never waits."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the ms from this event to ``end_event``; both must have been reached."""
-
-
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """The kind of device in use. Of several devices, the current one counts."""
@@ -167,7 +154,7 @@ class Accelerator:
     backend: Backend
     kind: str  # the type of torch.device
     name: str  # of the current device; "" if it has none
-    make_event: Callable[[], TorchEvent]
+    make_event: Callable[[], Any]  # returns a ``torch.Event`` with timing, which no call but ``synchronize`` waits for
     current_index: Callable[[], int]
     is_capturing: Callable[[], bool]  # whether the current stream records a graph instead of executing the work
     synchronize: Callable[[], None]  # waits for all work of the current device

@@ -5,9 +5,9 @@ Spans of single steps are placed on the clock of the host.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from training_profiler.base.backends import Accelerator, TorchEvent
+from training_profiler.base.backends import Accelerator
 from training_profiler.model.series import DEVICE_LANE
 from training_profiler.recording.section import Clock
 from training_profiler.recording.untraced import skip_with_callees
@@ -25,7 +25,7 @@ class DeviceEvent:
 
     __slots__ = ("device", "event", "is_reached", "users", "why_not")
 
-    def __init__(self, device: int, event: TorchEvent | None, why_not: str = "") -> None:
+    def __init__(self, device: int, event: Any, why_not: str = "") -> None:
         self.device = device
         self.event = event
         self.why_not = why_not

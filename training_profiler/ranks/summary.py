@@ -14,6 +14,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN, SectionNames
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.bounds import fit
 from training_profiler.model.loader_workers import SamplePrints
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import (
@@ -114,6 +115,7 @@ def gradient_sync_stats(count: int, sampled: int, total_ns: int, hidden_ns: int)
     return GradientSyncStats(count, sampled, total_ns / count / NS_PER_S, hidden_ns / total_ns, exposed_s)
 
 
+_WITH_TEXTS: Final = ("who", "sections", "hottest_lines", "sync_points", "inside", "ended_by")
 _REQUIRED: Final = frozenset({"who", "sections", "paces", "blocks", "places", "meetings", "inside", "is_final"})
 
 
@@ -138,12 +140,7 @@ def rank_summary_from_data(data: Mapping[str, Any]) -> RankSummary:
     # Another process may send anything: all text is made fit for a terminal.
     return msgspec.structs.replace(
         summary,
-        who=replace(summary.who, host=printable(summary.who.host)),
-        sections={printable(name): section for name, section in summary.sections.items()},
-        hottest_lines={printable(name): printable(line) for name, line in summary.hottest_lines.items()},
-        sync_points=[point._replace(key=printable(point.key)) for point in summary.sync_points],
-        inside=[printable(name) for name in summary.inside],
-        ended_by=None if summary.ended_by is None else printable(summary.ended_by),
+        **{name: fit(getattr(summary, name)) for name in _WITH_TEXTS},
     )
 
 
@@ -151,9 +148,13 @@ class ComparedBlocks:
     """Synchronization in the steps that all ranks compare, as far as this rank has come: at most 8 blocks of 16."""
 
     def __init__(self) -> None:
-        self._measured: dict[int, list[int | None]] = {}  # first step -> synchronization in complete steps
-        self._gradient_sync: dict[int, dict[int, int]] = {}  # first step -> {step in the block: exposed gradient sync}
+        # First step -> synchronization of its steps, measured in complete steps, and DDP's exposed gradient sync.
+        self._blocks: dict[int, Ints] = {}
         self._last_synced = -1
+
+    def _block(self, step: int) -> Ints:
+        unknown = np.full((2, BLOCK_STEPS), UNKNOWN_NS, np.int64)
+        return self._blocks.setdefault(step - step % BLOCK_STEPS, unknown)
 
     def add(self, rows: Mapping[int, Ints], sync_id: int, synced: Iterable[tuple[int, int]]) -> None:
         """Add exclusive times of complete steps, of which column ``sync_id`` counts, and DDP's gradient sync.
@@ -161,20 +162,14 @@ class ComparedBlocks:
         Gradient sync is known one step late, so it may arrive after the step's own times.
         """
         for step, row in rows.items():
-            first = step - step % BLOCK_STEPS
-            ns = int(row[sync_id]) if 0 < sync_id < len(row) else 0
-            self._measured.setdefault(first, [None] * BLOCK_STEPS)[step - first] = ns
+            self._block(step)[0, step % BLOCK_STEPS] = row[sync_id] if 0 < sync_id < len(row) else 0
         for step, ns in synced:
             self._last_synced = max(self._last_synced, step)
             if is_compared(step):
-                first = step - step % BLOCK_STEPS
-                of_block = self._gradient_sync.setdefault(first, {})
-                of_block[step - first] = of_block.get(step - first, 0) + ns
-        blocks = 1 + max([*self._measured, *self._gradient_sync], default=0) // BLOCK_STEPS
-        stride = BLOCK_STEPS * block_stride(blocks)
-        for first in [first for first in (*self._measured, *self._gradient_sync) if first % stride]:
-            self._measured.pop(first, None)
-            self._gradient_sync.pop(first, None)
+                exposed_ns, at = self._block(step)[1], step % BLOCK_STEPS
+                exposed_ns[at] = max(0, exposed_ns[at]) + ns
+        stride = BLOCK_STEPS * block_stride(1 + max(self._blocks, default=0) // BLOCK_STEPS)
+        self._blocks = {first: block for first, block in self._blocks.items() if not first % stride}
 
     def complete_blocks(self) -> dict[int, list[int]]:
         """Return the complete blocks: first step -> synchronization of 16 steps, -1 for unknown.
@@ -182,16 +177,12 @@ class ComparedBlocks:
         With DDP, a step without reported gradient sync is unknown, not zero.
         """
         blocks = {}
-        for first, measured in self._measured.items():
-            if None in measured:
+        for first, (measured_ns, exposed_ns) in self._blocks.items():
+            if (measured_ns == UNKNOWN_NS).any() or 0 <= self._last_synced < first + BLOCK_STEPS - 1:
                 continue
-            if self._last_synced < 0:
-                blocks[first] = [ns or 0 for ns in measured]
-            elif self._last_synced >= first + BLOCK_STEPS - 1:
-                synced = self._gradient_sync.get(first, {})
-                blocks[first] = [
-                    (ns or 0) + synced[at] if at in synced else UNKNOWN_NS for at, ns in enumerate(measured)
-                ]
+            if self._last_synced >= 0:
+                measured_ns = np.where(exposed_ns == UNKNOWN_NS, UNKNOWN_NS, measured_ns + exposed_ns)
+            blocks[first] = measured_ns.tolist()
         return blocks
 
 

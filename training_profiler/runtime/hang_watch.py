@@ -235,7 +235,7 @@ class HangWatch:
         if collection is None:
             return
         for rank, message in self.channel.inbox.received().items():
-            stacks = None if rank in collection.found else received_stacks(message.stacks)
+            stacks = None if rank in collection.found else stack_files.decode_stacks(message.stacks)
             if stacks is not None and stacks.asked_ns == collection.asked_ns:
                 collection.found[rank] = stacks
                 self._write(stacks)
@@ -253,14 +253,6 @@ class HangWatch:
     def _hint(self) -> str:
         folder = self._folder()
         return "" if folder is None else f". All stacks: training-profiler stacks {typed_path(folder)}"
-
-
-def received_stacks(data: bytes) -> RankStacks | None:
-    """Return the stacks in a message; None if there are none that can be used."""
-    try:
-        return stack_files.decode_stacks(data) if data else None
-    except ValueError:
-        return None
 
 
 def short(stacks: RankStacks) -> bytes:

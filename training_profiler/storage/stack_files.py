@@ -69,7 +69,7 @@ def read_stacks(run_folder: Path, asked_ns: int | None = None) -> Mapping[int, R
     for match in filter(None, map(_NAME.fullmatch, names)):
         with suppress(OSError, ValueError):
             stacks = decode_stacks(read_file(folder / match[0], MOST_BYTES))
-            found += [stacks] * (stacks.rank == int(match[1]))
+            found += [stacks] if stacks is not None and stacks.rank == int(match[1]) else []
     if asked_ns is None:
         asked_ns = max((stacks.asked_ns for stacks in found), default=0)
     return {stacks.rank: stacks for stacks in sorted(found, key=lambda each: each.rank) if stacks.asked_ns == asked_ns}
@@ -80,13 +80,8 @@ def encode_stacks(stacks: RankStacks) -> bytes:
     return msgspec.json.encode(stacks)
 
 
-def decode_stacks(data: bytes) -> RankStacks:
-    """Return the stacks that ``encode_stacks`` was called on, their texts fit for a terminal.
-
-    Raises:
-        ValueError: the data have another form.
-    """
-    try:
+def decode_stacks(data: bytes) -> RankStacks | None:
+    """Return the stacks that ``encode_stacks`` was called on, their texts fit for a terminal; None for other data."""
+    with suppress(ValueError, RecursionError):  # it may be nested too deeply
         return fit(msgspec.json.decode(data, type=RankStacks))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    return None

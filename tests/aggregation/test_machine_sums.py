@@ -7,7 +7,7 @@ from tests.aggregation.test_change_point import wandering
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.run import memory_change
-from training_profiler.aggregation.totals import MemoryPoint, Totals
+from training_profiler.aggregation.totals import Totals
 from training_profiler.model.snapshot import Level
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
@@ -125,7 +125,7 @@ NOISE = RNG.normal(size=COUNT)
 
 def points(mib):
     """Return memory at every tenth step."""
-    return [MemoryPoint(10 * at + 9, float(value) * MIB) for at, value in enumerate(mib)]
+    return [(10 * at + 9, float(value) * MIB) for at, value in enumerate(mib)]
 
 
 def _is_found(mib):

@@ -20,7 +20,7 @@ from training_profiler.aggregation.summary import (
     times_of_lines,
     warmup_steps,
 )
-from training_profiler.aggregation.totals import MemoryPoint, Totals, move_late
+from training_profiler.aggregation.totals import Totals, move_late
 from training_profiler.base.peaks import peak_of
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.startup_frames import IMPORT, REST, UNUSED_IMPORT
@@ -177,15 +177,14 @@ LEAST_BYTES: Final = 16 * 2**20  # between the least and the most; looking for a
 LAST: Final = 3  # thirds of the time after a change: growth goes on in the last of them
 
 
-def memory_change(points: list[MemoryPoint], device: int | None = None) -> MemoryChange | None:
+def memory_change(points: list[tuple[int, float]], device: int | None = None) -> MemoryChange | None:
     """Return since when memory grows, else since when it is more; None where it does neither, or chance may explain it.
 
     Args:
-        points: memory over the steps of a run.
+        points: memory in bytes over the steps of a run.
         device: the index of the accelerator whose memory it is; None for the process.
     """
-    steps = np.array([point.step for point in points], np.float64)
-    memory = np.array([point.bytes for point in points], np.float64)
+    steps, memory = np.array(points, np.float64).reshape(-1, 2).T
     if len(points) < 2 or np.ptp(memory) < LEAST_BYTES or not (np.diff(steps) > 0).all():
         return None
     growth = np.diff(memory) / np.diff(steps)  # bytes a step

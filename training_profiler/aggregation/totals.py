@@ -23,13 +23,6 @@ MOST_PARTS: Final = 256
 MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known
 
 
-class MemoryPoint(NamedTuple):
-    """Mean memory over some steps."""
-
-    step: int  # the number of steps before the last of them
-    bytes: float
-
-
 class _Block(NamedTuple):
     steps: int
     sections_ns: Ints  # exclusive time, by section; the first is time in none
@@ -138,14 +131,14 @@ class RunHistory:
             sums.add_levels(each.machine)
         return sums
 
-    def memory(self, quantity: str) -> list[MemoryPoint]:
-        """Return the means of a quantity of the machine over consecutive steps."""
+    def memory(self, quantity: str) -> list[tuple[int, float]]:
+        """Return the means of a quantity of the machine over steps, each after the number of steps before its last."""
         points, steps = [], 0
         for stretch in self._stretches.parts:
             steps += stretch.steps
             weight, weighted, _, _ = stretch.machine.levels.get(quantity, (0.0, 0.0, 0.0, 0.0))
             if weight and stretch.steps:
-                points.append(MemoryPoint(steps - 1, weighted / weight))
+                points.append((steps - 1, weighted / weight))
         return points
 
     def lines(self, first: int, end: int) -> LineCounts:

@@ -1,9 +1,9 @@
 """Adds up the lines of one journal to the stats of its rank."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -217,7 +217,8 @@ def _thresholds(folder: Path) -> dict[str, float]:
 
 
 MOST_FLOPS: Final = 10**30  # more are damaged
-_DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
+_FACT: Final = re.compile(r"gpu\d{1,4}\.(name|total_bytes)", re.ASCII)
+_OF_DEVICE: Final = re.compile(rf"gpu\d{{1,4}}\.({'|'.join(sorted(GPU_QUANTITIES))})", re.ASCII)
 _LEAST_WEIGHT: Final = 1e-9
 
 
@@ -291,36 +292,26 @@ def _add_section(totals: Totals, id: int, record: SectionRecord) -> None:
 
 
 def machine_of(record: MachineRecord) -> MachineSums:
-    """Return the sums of the machine's samples: of quantities that there are, of a bounded number of devices."""
-    if not record.samples:
-        return MachineSums()
-    facts: dict[str, float | str] = {}
-    devices: dict[int, dict[str, float | str]] = {}
-    for key, value in record.facts.items():
-        if key in FACTS and isinstance(value, float):
-            facts[key] = value
-        match = _DEVICE.fullmatch(key)
-        if match and isinstance(value, str) == (match[2] == "name"):
-            devices.setdefault(int(match[1]), {})[match[2]] = fit(value)
-    kept = {f"gpu{index}.": device for index, device in list(devices.items())[:MOST_DEVICES] if "name" in device}
-    facts |= {own + name: value for own, device in kept.items() for name, value in device.items()}
-    own = tuple(kept)
+    """Return the sums of the machine's samples, of quantities that there are."""
     sums = MachineSums()
-    sums.samples, sums.facts = record.samples, facts
-    sums.levels = {key: level for key, level in _known(record.levels, own).items() if level[0] >= _LEAST_WEIGHT}
-    for quantity, points in _known(record.series, own).items():
-        sums.series[quantity] = Series()
-        sums.series[quantity].add_points(points)
+    if not record.samples:
+        return sums
+    facts, levels = record.facts.items(), record.levels.items()
+    sums.samples = record.samples
+    sums.facts = {
+        key: fit(value)
+        for key, value in facts
+        if (key in FACTS or _FACT.fullmatch(key)) and isinstance(value, str) == key.endswith(".name")
+    }
+    for key in [key for key in sums.facts if key.endswith(".name")][MOST_DEVICES:]:
+        del sums.facts[key]  # without its name, a device is none
+    sums.levels = {key: level for key, level in levels if level[0] >= _LEAST_WEIGHT and _is_known(key)}
+    for quantity, points in record.series.items():
+        if _is_known(quantity):
+            sums.series[quantity] = Series()
+            sums.series[quantity].add_points(points)
     return sums
 
 
-T = TypeVar("T")
-
-
-def _known(quantities: Mapping[str, T], own: tuple[str, ...]) -> dict[str, T]:
-    named = {*LEVELS, RAM}
-    return {
-        key: value
-        for key, value in quantities.items()
-        if key in named or (key.startswith(own) and key.partition(".")[2] in GPU_QUANTITIES)
-    }
+def _is_known(quantity: str) -> bool:
+    return quantity in (*LEVELS, RAM) or _OF_DEVICE.fullmatch(quantity) is not None

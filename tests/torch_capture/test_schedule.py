@@ -1,16 +1,16 @@
 import pytest
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.torch_capture.plan import CapturePlan, RecentStepTimes, Schedule
+from training_profiler.torch_capture.plan import CapturePlan, Schedule
 
 
-def paced(*durations_ns: int) -> RecentStepTimes:
-    pace, now_ns = RecentStepTimes(), 0
-    pace.step_ended(now_ns)
+def paced(*durations_ns: int, plan: CapturePlan | None = None) -> Schedule:
+    schedule, now_ns = Schedule(plan or CapturePlan()), 0
+    schedule.step_ended(now_ns)
     for duration_ns in durations_ns:
         now_ns += duration_ns
-        pace.step_ended(now_ns)
-    return pace
+        schedule.step_ended(now_ns)
+    return schedule
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_a_step_of_over_three_medians_is_an_outlier_once_ten_are_known(durations
 
 
 def test_interrupted_step_is_left_out():
-    pace = paced(100, 100)
+    pace = paced(100)
     pace.interrupt()
     pace.step_ended(99_999)
-    assert (pace.steps, pace.median_ns, RecentStepTimes().median_ns) == (2, 100, None)
+    assert (pace.median_ns, Schedule(CapturePlan()).median_ns) == (100, None)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_interrupted_step_is_left_out():
 def test_a_plan_is_due_at_its_steps(plan, known, lengths):
     found = {}
     for step in range(2, 10):
-        schedule = Schedule(plan, paced(*[100] * known))
+        schedule = paced(*[100] * known, plan=plan)
         length = schedule.due(step, now_ns=0)
         if length is not None:
             found[step] = length
@@ -54,14 +54,14 @@ def test_a_plan_is_due_at_its_steps(plan, known, lengths):
 
 
 def test_requested_window_is_due_after_five_steps():
-    early, late = Schedule(CapturePlan(), paced(*[100] * 4)), Schedule(CapturePlan(length=6), paced(*[100] * 5))
+    early, late = paced(*[100] * 4), paced(*[100] * 5, plan=CapturePlan(length=6))
     early.ask(2)
     late.ask(None)
     assert (early.due(9, 0), late.due(9, 0)) == (None, 6)
 
 
 def test_blocked_window_is_retried_with_growing_delay():
-    schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
+    schedule = Schedule(CapturePlan(steps=((3, 4),)))
     assert schedule.due(3, 0) == 2
     schedule.later(0)
     assert [schedule.due(4, NS_PER_S - 1), schedule.due(5, NS_PER_S)] == [None, 2]
@@ -91,13 +91,13 @@ def test_blocked_window_is_retried_with_growing_delay():
     ],
 )  # fmt: skip
 def test_planned_windows_that_never_opened_are_reported(plan, steps, opened, sentences):
-    schedule = Schedule(plan, RecentStepTimes())
+    schedule = Schedule(plan)
     schedule.due(3, now_ns=0)
     schedule.done()
     assert schedule.missed(steps, opened) == sentences
 
 
 def test_dropped_window_is_due_again():
-    schedule = Schedule(CapturePlan(), RecentStepTimes())
+    schedule = Schedule(CapturePlan())
     schedule.later(0, steps=3)
     assert (schedule.is_idle, schedule.due(9, NS_PER_S)) == (False, 3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.traces import LOOP, QUICK, Trace
 from training_profiler.base.sections import CLOCK_MARK
-from training_profiler.torch_capture.trace_file import SampledLine, WrittenSpan, write_trace
+from training_profiler.torch_capture.trace_file import WrittenSpan, write_trace
 from training_profiler.trace_analysis.code_places import TracedLine as CodeLine
 from training_profiler.trace_analysis.code_places import line_of, shortened_line
 from training_profiler.trace_analysis.report_views import render_view
@@ -82,7 +82,7 @@ def test_lines_that_a_capture_sampled_name_its_gaps(tmp_path):
     trace = Trace().kernel("a", 0, 10, launched=(0, 2)).kernel("b", 1000, 100, launched=(900, 10))
     trace.mark(f"{CLOCK_MARK} 0", 0, 0.01).mark(f"{CLOCK_MARK} 2000000", 2000, 0.01)
     lines = [(5, "train.py:1 in main"), (300, "data.py:8 in load"), (500, "data.py:8 in load"), (950, "late.py:1 in x")]
-    added = [WrittenSpan("forward_pass", 0, 100_000), *(SampledLine(line, at * US) for at, line in lines)]
+    added = [WrittenSpan("forward_pass", 0, 100_000), *(WrittenSpan(line, at * US, None) for at, line in lines)]
     marks = [[(0, 10)], [(2_000_000, 2_000_010)]]
     trace.top["traceName"] = "x"
     path = tmp_path / "step1-1-rank0.pt.trace.json.gz"

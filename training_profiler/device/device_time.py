@@ -66,7 +66,7 @@ class SpanPairing:
         self._host_only = host_only
         self.is_sync = is_sync  # the device was waited for at both ends, so host and device time are equal
         self._known: dict[int, DeviceEvent] = {}  # by the host's time of the event
-        self._pending: deque[_Pair] = deque()
+        self.pending: deque[_Pair] = deque()  # spans that the device has not reached
         self._done: list[tuple[int, int]] = []
         self._until_ns = since_ns  # end of the previous drain
 
@@ -128,7 +128,7 @@ class SpanPairing:
         else:
             begin.hold()
             end.hold()
-            self._pending.append(_Pair(id, begin_ns, end_ns, begin, end))
+            self.pending.append(_Pair(id, begin_ns, end_ns, begin, end))
 
     def _leave_out(self, reason: str, spans: int = 1) -> None:
         if spans:
@@ -145,11 +145,6 @@ class SpanPairing:
         self._clock.off_ns[:] = [stretch for stretch in self._clock.off_ns if stretch[1] >= oldest_ns][-MOST_STRETCHES:]
         self._until_ns = until_ns
 
-    @property
-    def are_all_resolved(self) -> bool:
-        """Whether the device has reached all added spans."""
-        return not self._pending
-
     def resolve(self, add: AddDeviceTime) -> None:
         """Add the device times of the spans that the device has reached. Never waits."""
         for id, ns in self._done:
@@ -157,13 +152,13 @@ class SpanPairing:
         self.spans += len(self._done)
         self._done.clear()
         ahead: list[_Pair] = []
-        while self._pending and len(ahead) < MOST_AHEAD:
-            pair = self._pending.popleft()
+        while self.pending and len(ahead) < MOST_AHEAD:
+            pair = self.pending.popleft()
             if pair.end.has_been_reached() and pair.begin.has_been_reached():
                 self._measure(pair, add)
             else:
                 ahead.append(pair)
-        self._pending.extendleft(reversed(ahead))
+        self.pending.extendleft(reversed(ahead))
 
     def _measure(self, pair: "_Pair", add: AddDeviceTime) -> None:
         id, begin_ns, end_ns, begin, end = pair
@@ -181,8 +176,8 @@ class SpanPairing:
 
     def give_up(self, reason: str) -> None:
         """Count the pending spans as not measured."""
-        self._leave_out(reason, len(self._pending))
-        self._pending.clear()
+        self._leave_out(reason, len(self.pending))
+        self.pending.clear()
         self._known.clear()
         self.lanes.close()
 
@@ -341,7 +336,7 @@ class DeviceTime:
     def _resolve_rest(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         end_s = time.monotonic() + WAIT_AT_END_S
         self._resolve_reached(clock, pairs)
-        while not pairs.are_all_resolved and time.monotonic() < end_s and not clock.accelerator.is_capturing():
+        while pairs.pending and time.monotonic() < end_s and not clock.accelerator.is_capturing():
             time.sleep(POLL_S)
             pairs.resolve(self._accumulator.add_device_time)
         pairs.give_up(UNFINISHED)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.torch_capture.plan import CapturePlan, RecentStepTimes, Schedule
+from training_profiler.torch_capture.plan import CapturePlan, Schedule
 from training_profiler.torch_capture.request import Request, RequestBox
 from training_profiler.torch_capture.trace_writer import PART, OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import (
@@ -70,8 +70,7 @@ class Captures:
         self._writer: TraceWriter | None = None
         self._wake = MainThreadInterrupt(self._on_main_thread)
         self._is_moving = False  # a window is being opened or ended
-        self._step_times = RecentStepTimes()
-        self._schedule = Schedule(plan, self._step_times)
+        self._schedule = Schedule(plan)
         self.is_on = not self._schedule.is_idle  # whether ``step_ended`` must be called
         self._box = RequestBox(time.time_ns())
         self._is_reading = False  # on another thread
@@ -161,9 +160,9 @@ class Captures:
             self._step_ended_in(window, now_ns)
             return
         if writer is None:
-            self._step_times.step_ended(now_ns)
+            self._schedule.step_ended(now_ns)
         else:  # the writer slows steps; they must not count as outliers
-            self._step_times.interrupt()
+            self._schedule.interrupt()
             if not writer.thread.is_alive():
                 self._run_as_overhead(self._report_window)
         length = self._schedule.due(step + 1, now_ns)
@@ -189,7 +188,7 @@ class Captures:
             were = "was" if windows == 1 else "were"
             self._report_once(f"no further capture windows: {windows} {were} opened (windows=)")
             return
-        self._step_times.interrupt()  # the checks below can take longer than a step
+        self._schedule.interrupt()  # the checks below can take longer than a step
         begin_ns = self._clock()  # the step's end may have arrived late
         why_not = blocker(sys.modules.get("torch")) or self._open(step, length, begin_ns)
         if why_not is not None:
@@ -199,8 +198,8 @@ class Captures:
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         """Start recording; the training waits since ``begin_ns``. Return the reason if another profiler is active."""
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        plan, median_ns = self._schedule.plan, self._step_times.median_ns
-        writer = TraceWriter(window, plan, self._wake.ring, self._guard_part, median_ns)
+        schedule = self._schedule
+        writer = TraceWriter(window, schedule.plan, self._wake.ring, self._guard_part, schedule.median_ns)
         self._has_recorded = True  # also if another profiler records
         self._is_moving = True
         try:
@@ -228,7 +227,7 @@ class Captures:
 
     def _end(self) -> None:
         """Stop recording. Have the trace written unless the window is dropped or has no finished step."""
-        self._step_times.interrupt()
+        self._schedule.interrupt()
         window, writer = self._window, self._writer
         if window is not None and writer is not None:
             self._is_moving = True
@@ -294,7 +293,7 @@ class Captures:
             begin_ns = self._clock()
             gc.collect()  # otherwise host memory grows with each window
             cleared_s = (self._clock() - begin_ns) / NS_PER_S
-            self._step_times.interrupt()
+            self._schedule.interrupt()
             self._report(writer.line(cleared_s))
             self._schedule.went_well()
         self._update_is_on()

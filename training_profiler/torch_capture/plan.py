@@ -113,15 +113,27 @@ _READ: Final[Mapping[str, Callable[[str, str], Any]]] = {
 }
 
 
-class RecentStepTimes:
-    """Durations of the last steps, without steps in a window and the step after it."""
+class Schedule:
+    """Windows by plan, by step duration and on request. A window that cannot open is tried again.
 
-    def __init__(self) -> None:
+    Durations are those of the last steps, without steps in a window and the step after it.
+    """
+
+    def __init__(self, plan: CapturePlan) -> None:
+        self.plan = plan
         self.is_outlier = False  # whether the last step was one
         self._ns: deque[int] = deque(maxlen=KEPT)
         self._before_ns: int | None = None
         self._recorded = 0
         self._limit_ns = 0.0
+        self._wanted: int | None = None  # length of the window that waits to open
+        self._reached: set[tuple[int, int]] = set()  # of the plan's steps
+        self._is_asked_for = False  # the window was requested
+        self._retry_at_ns, self._retry_ns = 0, FIRST_RETRY_NS
+
+    def reconfigure(self, plan: CapturePlan) -> None:
+        """Apply a new plan."""
+        self.plan = plan
 
     def step_ended(self, at_ns: int) -> None:
         """Record the end of a step."""
@@ -141,30 +153,9 @@ class RecentStepTimes:
         self._before_ns = None
 
     @property
-    def steps(self) -> int:
-        """Number of recorded steps."""
-        return len(self._ns)
-
-    @property
     def median_ns(self) -> float | None:
         """Median duration of the recorded steps; None without steps."""
         return median(self._ns) if self._ns else None
-
-
-class Schedule:
-    """Windows by plan, by step duration and on request. A window that cannot open is tried again."""
-
-    def __init__(self, plan: CapturePlan, step_times: RecentStepTimes) -> None:
-        self.plan = plan
-        self._step_times = step_times
-        self._wanted: int | None = None  # length of the window that waits to open
-        self._reached: set[tuple[int, int]] = set()  # of the plan's steps
-        self._is_asked_for = False  # the window was requested
-        self._retry_at_ns, self._retry_ns = 0, FIRST_RETRY_NS
-
-    def reconfigure(self, plan: CapturePlan) -> None:
-        """Apply a new plan."""
-        self.plan = plan
 
     @property
     def is_idle(self) -> bool:
@@ -183,11 +174,11 @@ class Schedule:
             if step == first:
                 self._reached.add((first, last))
                 self._wanted, self._is_asked_for = last - first + 1, False
-        if self._step_times.steps >= KNOWN and (
-            (plan.every is not None and step % plan.every == 0) or (plan.outlier and self._step_times.is_outlier)
+        if len(self._ns) >= KNOWN and (
+            (plan.every is not None and step % plan.every == 0) or (plan.outlier and self.is_outlier)
         ):
             self._wanted, self._is_asked_for = plan.length, False
-        if self._is_asked_for and self._step_times.steps < STEPS_BEFORE:
+        if self._is_asked_for and len(self._ns) < STEPS_BEFORE:
             return None
         return self._wanted if now_ns >= self._retry_at_ns else None
 

@@ -77,18 +77,11 @@ MOST_SPANS: Final = 200_000  # of a window; later spans are left out of the trac
 
 
 class WrittenSpan(NamedTuple):
-    """A section or a step with its times in the recorder's clock."""
+    """A section or a step with its times in the recorder's clock, or a line of the program at one time."""
 
     name: str
     begin_ns: int
-    end_ns: int
-
-
-class SampledLine(NamedTuple):
-    """The line of the program that the training thread ran at a time of the recorder's clock."""
-
-    line: str
-    at_ns: int
+    end_ns: int | None  # None for a line, which the training thread ran at ``begin_ns``
 
 
 class CapturedSpans:
@@ -127,20 +120,16 @@ class CapturedSpans:
         if self.end_ns is not None and self._until_ns >= self.end_ns:
             self.is_complete.set()
 
-    def spans(self) -> list[WrittenSpan]:
-        """Return the spans in the window, cut at its ends."""
+    def written(self) -> list[WrittenSpan]:
+        """Return the spans in the window, cut at its ends, and the lines that were sampled in it."""
         end_ns = self._until_ns if self.end_ns is None else self.end_ns
-        return [
+        spans = [
             WrittenSpan(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
             for id, begin, end in list(self._rows)
             if begin < end_ns
         ]
-
-    def lines(self) -> list[SampledLine]:
-        """Return the lines that were sampled in the window."""
-        end_ns = self._until_ns if self.end_ns is None else self.end_ns
-        return [
-            SampledLine(f"{location.file}:{location.line} in {location.function}", at_ns)
+        return spans + [
+            WrittenSpan(f"{location.file}:{location.line} in {location.function}", at_ns, None)
             for at_ns, location in list(self._samples)
             if location is not None and self.begin_ns <= at_ns < end_ns
         ]
@@ -164,7 +153,7 @@ class CaptureError(Exception):
 def write_trace(
     raw: Path,
     path: Path,
-    added: Sequence[WrittenSpan | SampledLine],
+    added: Sequence[WrittenSpan],
     marks: Sequence[Sequence[tuple[int, int]]],
     most_bytes: float,
     is_called_off: Callable[[], bool],
@@ -248,19 +237,17 @@ def _with(added: bytes, raw: Path) -> Iterator[bytes]:
         yield held
 
 
-def _events(added: Sequence[WrittenSpan | SampledLine], pairs: Sequence[Pair], mark: Marked) -> bytes:
+def _events(added: Sequence[WrittenSpan], pairs: Sequence[Pair], mark: Marked) -> bytes:
     place = f'"pid":{mark.pid.decode()},"tid":{mark.tid.decode()}'
     lines = []
-    for event in added:
-        if isinstance(event, SampledLine):
-            at = f'"ts":{_us(on_trace_clock(pairs, event.at_ns))},"s":"t"'
-            lines.append(f'{{"ph":"i","cat":"{SAMPLED_LINE}","name":{_json(event.line)},{place},{at}}},\n')
-            continue
-        begin_ns, end_ns = on_trace_clock(pairs, event.begin_ns), on_trace_clock(pairs, event.end_ns)
-        lines.append(
-            f'{{"ph":"X","cat":"user_annotation","name":{_json(event.name)},{place},"ts":{_us(begin_ns)},'
-            f'"dur":{_us(end_ns - begin_ns)},"args":{{}}}},\n'
-        )
+    for name, own_begin_ns, own_end_ns in added:
+        begin_ns = on_trace_clock(pairs, own_begin_ns)
+        phase, category, rest = "i", SAMPLED_LINE, '"s":"t"'
+        if own_end_ns is not None:
+            rest = f'"dur":{_us(on_trace_clock(pairs, own_end_ns) - begin_ns)},"args":{{}}'
+            phase, category = "X", "user_annotation"
+        at = f'{place},"ts":{_us(begin_ns)},{rest}'
+        lines.append(f'{{"ph":"{phase}","cat":"{category}","name":{_json(name)},{at}}},\n')
     return ("\n" + "".join(lines)).encode()  # torch's own events follow: there are at least our marks
 
 

@@ -13,7 +13,7 @@ from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.safety.files import make_inner_folder, place_of
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
-from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, WrittenSpan, check_whole, write_trace
+from training_profiler.torch_capture.trace_file import CaptureError, check_whole, write_trace
 from training_profiler.torch_capture.window import Window, free_name
 
 CHECK_S: Final = 0.25  # between two checks of the limits
@@ -130,7 +130,7 @@ class TraceWriter:
         while not spans.is_complete.wait(POLL_S):
             self._check_not_called_off()
         begin_s = time.perf_counter()
-        added: list[WrittenSpan | SampledLine] = [*window.steps_as_spans(), *spans.spans(), *spans.lines()]
+        added = [*window.steps_as_spans(), *spans.written()]
         most_bytes = self.plan.megabytes * 1e6
         self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
         self.export_s = self.held_s + time.perf_counter() - begin_s

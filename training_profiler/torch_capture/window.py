@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,11 +150,8 @@ class Window:
 def free_name(folder: Path, name: str) -> Path:
     """Return ``folder/name``, with a number added if another process has written that file."""
     stem, _, ending = name.partition(".")
-    path, number = folder / name, 1
-    while os.path.lexists(path):
-        number += 1
-        path = folder / f"{stem}-{number}.{ending}"
-    return path
+    names = chain([name], (f"{stem}-{number}.{ending}" for number in count(2)))
+    return next(path for each in names if not os.path.lexists(path := folder / each))
 
 
 class MainThreadInterrupt:

@@ -97,7 +97,7 @@ def test_memory_and_cpu_time_of_process_and_host():
 def test_cpus_outside_the_affinity_are_left_out():
     assert host_of(FakePsutil()).read().allowed_cpu_s is None
     host = host_of(FakePsutil(), affinity={2, 5})
-    assert (host.allowed(), host.read().allowed_cpu_s) == (2, (7.0, 27.0))
+    assert (len(host.allowed), host.read().allowed_cpu_s) == (2, (7.0, 27.0))
 
 
 def test_children_count_with_memory_and_cpu_time():

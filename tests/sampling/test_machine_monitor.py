@@ -30,14 +30,7 @@ class FakeHost:
         self.stolen_s: float | None = None
         self.siblings = 0
 
-    def cores(self) -> float:
-        return 2.0
-
-    def allowed(self) -> None:
-        return None
-
-    def host_cores(self) -> int:
-        return 4
+    cores, usable_cores, allowed = 4, 2.0, ()
 
     def read(self) -> HostReading:
         return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, None, self.stolen_s, 1000, 600, self.siblings)

@@ -3,7 +3,7 @@
 import sys
 from types import CodeType, FrameType
 
-from training_profiler.sampling.line_sampler import KeptFrame
+from training_profiler.sampling.frames import KeptFrame
 from training_profiler.sampling.user_code import Places
 
 SITE = "/usr/lib/python3.11/site-packages"

@@ -144,22 +144,20 @@ def render_components(benchmark: ComponentBenchmark) -> str:
 
 def components_as_data(benchmark: ComponentBenchmark) -> dict[str, Any]:
     """Return the benchmark as JSON data: times in seconds, null if unknown."""
-    data = {"schema": SCHEMA, **dataclasses.asdict(benchmark)}
-    data["passes"] = {name: _timing_as_data(timing) for name, timing in benchmark.passes.items()}
-    data["root"] = _component_as_data(benchmark.root)
-    data["never_called"] = [{"name": name, "kind": kind} for name, kind in benchmark.never_called]
-    return data
+    never_called = [{"name": name, "kind": kind} for name, kind in benchmark.never_called]
+    return {"schema": SCHEMA, **_as_data(benchmark), "never_called": never_called}
 
 
-def _component_as_data(component: MeasuredModule) -> dict[str, Any]:
-    data = {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
-    timings = {name: _timing_as_data(data[name]) for name in ("forward", "backward")}
-    below = [_component_as_data(child) for child in component.children]
-    return data | timings | {"total_s": component.total_s, "children": below}
-
-
-def _timing_as_data(timing: Timing | None) -> dict[str, Any] | None:
-    return None if timing is None else dataclasses.asdict(timing) | {"is_noisy": timing.is_noisy}
+def _as_data(value: Any) -> Any:
+    """Return records in each other as dictionaries, with the properties that users ask for."""
+    if isinstance(value, tuple):
+        return [_as_data(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _as_data(each) for name, each in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return value
+    names = [*(field.name for field in dataclasses.fields(value)), "is_noisy", "total_s"]
+    return {name: _as_data(getattr(value, name)) for name in names if hasattr(value, name)}
 
 
 def _passes(benchmark: ComponentBenchmark) -> str:

@@ -42,7 +42,7 @@ class Subject:
         return self.model(*self.arguments, **self.keywords)
 
     def loss_of(self, output: Any) -> torch.Tensor | None:
-        """Return the loss as a scalar, or None if no output has a gradient.
+        """Return the loss as a scalar, by default the sum of the outputs' means; None if no output has a gradient.
 
         Raises:
             BenchmarkError: The loss is not a scalar, or no known loss fits the target.
@@ -52,7 +52,9 @@ class Subject:
         elif self.target is not None:
             loss = _loss_against(output, self.target)
         else:
-            return sum_of_means(output)
+            tensors = (tensor for tensor in tensors_in(output) if tensor.requires_grad and tensor.is_floating_point())
+            means = [tensor.mean().float() for tensor in tensors]
+            return torch.stack(means).sum() if means else None
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise BenchmarkError(
@@ -91,12 +93,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
-
-
-def sum_of_means(output: Any) -> torch.Tensor | None:
-    """Return the sum of the means of all outputs that have a gradient, or None."""
-    means = [tensor.mean() for tensor in tensors_in(output) if tensor.requires_grad and tensor.is_floating_point()]
-    return torch.stack([mean.float() for mean in means]).sum() if means else None
 
 
 def _loss_against(output: Any, target: torch.Tensor) -> torch.Tensor:

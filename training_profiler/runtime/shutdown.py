@@ -24,7 +24,7 @@ from training_profiler.recording.tracebacks import code_of_handler, is_from_sign
 from training_profiler.safety import files as descriptors
 from training_profiler.safety.fault_guard import library_of_greenlets
 from training_profiler.safety.files import Descriptor, identity, raised
-from training_profiler.sampling.frames import frame_of
+from training_profiler.sampling.frames import StackOfThread
 from training_profiler.settings.settings import Settings
 
 # These ask the process to end: what their handlers raise must end our work as well.
@@ -437,7 +437,7 @@ def _high_pipe() -> tuple[Descriptor, Descriptor] | None:
 
 
 def _place_of_main_thread() -> tuple[int, int]:
-    frame = frame_of(threading.main_thread().ident or 0)
+    frame = StackOfThread(threading.main_thread().ident or 0).frame()
     return (id(frame), -1 if frame is None else frame.f_lasti)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import after_import
 from training_profiler.model.program import CompileFacts
-from training_profiler.sampling.user_code import UserCode, places_of_this_process
+from training_profiler.sampling.frames import outwards
+from training_profiler.sampling.user_code import UserCode, line_of, places_of_this_process
 
 CALLBACKS: Final = "torch._dynamo.callback"  # private: may be gone
 MOST_FRAMES: Final = 200  # from dynamo up to the program
@@ -76,12 +77,9 @@ class Compilations:
 
     def _place(self, frame: FrameType | None) -> str:
         code = self._code = self._code or UserCode(places_of_this_process())
-        for _ in range(MOST_FRAMES):
-            if frame is None:
-                break
-            if (shown := code.shown(frame.f_code.co_filename)) is not None:
-                return f"{shown}:{frame.f_lineno} {frame.f_code.co_name}"
-            frame = frame.f_back
+        for each in outwards(frame, MOST_FRAMES):
+            if (shown := code.shown(each.f_code.co_filename)) is not None:
+                return f"{shown}:{line_of(each.f_code, each.f_lasti)} {each.f_code.co_name}"
         return ""
 
     def facts(self) -> CompileFacts | None:

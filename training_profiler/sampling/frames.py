@@ -18,7 +18,7 @@ from functools import partial
 from itertools import repeat
 from operator import call, methodcaller
 from types import CodeType, FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 # It collects between two instructions, and never inside of a call.
 COLLECTS_LATER: Final = sys.version_info >= (3, 12)
@@ -26,20 +26,14 @@ DEPTHS: Final = (12, 32, 96, 288)  # of the stacks that are read; a deeper one i
 READS_PER_DEPTH: Final = 64  # then a shorter stack is expected again
 
 
-class Frame(Protocol):
-    """A frame, or what was kept of one."""
+class KeptFrame:
+    """The code and the instruction of a frame, and the one around it. The frame itself would keep objects alive."""
 
-    @property
-    def f_code(self) -> CodeType:
-        """The code that it runs."""
+    def __init__(self, code: CodeType, instruction: int, back: "KeptFrame | None") -> None:
+        self.f_code, self.f_lasti, self.f_back = code, instruction, back
 
-    @property
-    def f_lasti(self) -> int:
-        """The instruction in it."""
 
-    @property
-    def f_back(self) -> "Frame | None":
-        """The frame around it."""
+Frame = FrameType | KeptFrame
 
 
 def outwards(frame: Frame | None, most: int = sys.maxsize) -> Iterator[Frame]:
@@ -87,11 +81,6 @@ class StackOfThread:
         return innermost, beyond
 
 
-def frame_of(ident: int) -> FrameType | None:
-    """Return the innermost frame of a thread, as ``StackOfThread.frame`` does."""
-    return StackOfThread(ident).frame()
-
-
 def current_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by its ident, as ``StackOfThread.frame`` does."""
     if COLLECTS_LATER or not gc.isenabled():
@@ -103,7 +92,7 @@ def current_frames() -> dict[int, FrameType]:
     except BaseException:
         gc.enable()
         raise
-    return {ident: frame for ident in idents if (frame := frame_of(ident)) is not None}
+    return {ident: frame for ident in idents if (frame := StackOfThread(ident).frame()) is not None}
 
 
 def _reader(ident: int, depth: int) -> tuple[Callable[[], Any], ...]:

@@ -71,7 +71,9 @@ class Gpus:
         self._samples += 1
         readings = []
         for index, (name, total_bytes) in self._used.items():
-            values = read_memory(module, index) | dict(self._of_nvml(index)) | dict(self._of_processes(index))
+            found = {quantity: self._ask(index, quantity, read) for quantity, read in _READ.items()}
+            values = read_memory(module, index) | {name: value for name, value in found.items() if value is not None}
+            values |= dict(self._of_processes(index))
             readings.append(GpuReading(index, name, total_bytes, values))
         return readings
 
@@ -102,14 +104,10 @@ class Gpus:
             self._unsupported.add((index, quantity))
             return None
 
-    def _of_nvml(self, index: int) -> Iterator[tuple[str, float]]:
-        for quantity, read in _READ.items():
-            if (value := self._ask(index, quantity, read)) is not None:
-                yield quantity, value
-
     def _of_processes(self, index: int) -> Iterator[tuple[str, float]]:
         """Yield how many processes use the device, and how much of its time others take, if any others are known."""
-        found: set[int] = self._ask(index, PROCESSES, _pids) or set()
+        running = self._ask(index, PROCESSES, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        found = {process.pid for process in running or ()}
         if not found:  # those of other namespaces are hidden
             return
         yield PROCESSES, float(len(found))
@@ -128,10 +126,6 @@ class Gpus:
                 return
             self._others[index] = busy
         yield OTHERS, self._others[index][0]
-
-
-def _pids(nvml: Any, handle: Any) -> set[int]:
-    return {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
 
 
 def _is_own_process(pid: int) -> bool:

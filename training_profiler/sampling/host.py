@@ -201,9 +201,10 @@ class Host:
         self._ended_cpu_s = ended_cpu_s or (lambda: sum(os.times()[2:4]))
         self._search_from_s = 0.0
         self._search_at = 0
-        count = psutil.cpu_count() or 0
+        self.cores: int | None = psutil.cpu_count()  # of the host
         mine = _affinity() if affinity is None else affinity
-        self._allowed = sorted(mine) if len(mine) < count else []
+        self.usable_cores = float(len(mine) or self.cores or 0) or None  # by this process
+        self.allowed = sorted(mine) if len(mine) < (self.cores or 0) else []  # its CPUs, if those are a part
 
     def read(self) -> HostReading:
         """Return the current readings. Those of many children may be some samples old."""
@@ -227,32 +228,16 @@ class Host:
             self._siblings,
         )
 
-    def cores(self) -> float | None:
-        """Return how many CPUs this process may run on."""
-        affinity = _affinity()
-        if affinity:
-            return float(len(affinity))
-        count = self._psutil.cpu_count()
-        return None if count is None else float(count)
-
-    def allowed(self) -> int | None:
-        """Return how many CPUs are in the affinity of this process, if that is a part of the host's; else None."""
-        return len(self._allowed) or None
-
     def busy_s(self) -> float:
         """Return how long the CPUs that this process may use were busy, together, since the host began."""
         return (self._read_allowed() or _busy_and_all(self._psutil.cpu_times()))[0]
 
     def _read_allowed(self) -> tuple[float, float] | None:
-        if not self._allowed:
+        if not self.allowed:
             return None
         each = self._psutil.cpu_times(percpu=True)
-        readings = [_busy_and_all(each[cpu]) for cpu in self._allowed if cpu < len(each)]
+        readings = [_busy_and_all(each[cpu]) for cpu in self.allowed if cpu < len(each)]
         return sum(busy for busy, _ in readings), sum(whole for _, whole in readings)
-
-    def host_cores(self) -> int | None:
-        """Return how many CPUs the host has."""
-        return self._psutil.cpu_count()  # type: ignore[no-any-return]
 
     def _search(self) -> None:
         begin_s = self._clock_s()

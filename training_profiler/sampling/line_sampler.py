@@ -22,10 +22,10 @@ from training_profiler.safety.fault_guard import (
     handed_over_ns,
     unlimited,
 )
-from training_profiler.sampling.frames import StackOfThread, frame_of
+from training_profiler.sampling.frames import KeptFrame, StackOfThread
 from training_profiler.sampling.lock_watch import LockWatch, has_gil, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
-from training_profiler.sampling.user_code import Instruction, Places, UserCode, places_of_this_process
+from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
 STARTUP_PART: Final = "startup sampler"
 FULL_RATE_SHARE: Final = 0.001  # of the time so far between two samples: a process that never trains costs nothing
@@ -33,13 +33,6 @@ FIRST_STARTUP_SAMPLES: Final = 40  # at any cost; each reads code that none befo
 LONGEST_PAUSE_S: Final = 0.25  # for the budget: a model that is made in a second has samples
 
 ImportOfTorch = tuple[int, Sequence[tuple[CodeType, int]]]  # when it began, and the stack, the innermost first
-
-
-class KeptFrame:
-    """The code and the instruction of a frame, and the one around it. The frame itself would keep objects alive."""
-
-    def __init__(self, code: CodeType, instruction: int, back: "KeptFrame | None") -> None:
-        self.f_code, self.f_lasti, self.f_back = code, instruction, back
 
 
 class StartupSampler:
@@ -324,12 +317,10 @@ class LineSampler:
         watch.look_begins(self._sampled.ident)
         place = stacks.place(frame)
         holder = watch.look_ends()
-        held_at = None if place is None or holder is None else _line_of_thread(stacks, frame_of(holder))
+        held_at = None
+        if place is not None and holder is not None:  # the innermost line of the user's, or its function in a library
+            of_holder = StackOfThread(holder).frame()
+            held = stacks.place(of_holder)
+            held_at = stacks.function_of_thread(of_holder) if held is None else held.users
         watch.find_helpers()
         return place if place is None or held_at is None else place._replace(holder=held_at)
-
-
-def _line_of_thread(stacks: StackReader, frame: FrameType | None) -> Instruction | None:
-    """Return the line that another thread runs: the innermost of the user's, or its own function in a library."""
-    place = stacks.place(frame)
-    return stacks.function_of_thread(frame) if place is None else place.users

@@ -6,6 +6,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import WORKERS, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.batch_phases import PINS
-from training_profiler.sampling.frames import frame_of, outwards
+from training_profiler.sampling.frames import StackOfThread, outwards
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 
 MOST_FILE_BYTES: Final = 1 << 18  # 30 lines of long paths take a tenth
@@ -116,7 +117,7 @@ class _Workers:
         self._latest: dict[int, WorkerSums | None] = {}
         self._of_pass: list[int] = []  # those started last
         self._repeats = repeats_among(())  # of the latest pass of which enough is known
-        self._waits = self._held = self._pin_waits = self._pinning = 0
+        self._waiting: Any = Counter(waits=0, held=0, pin_waits=0, pinning=0)  # as WorkerSums has them
 
     def add(self, workers: Iterable[int]) -> None:
         self._of_pass = list(workers)
@@ -124,10 +125,8 @@ class _Workers:
             self._latest.setdefault(worker, None)
 
     def sample(self, is_held: bool | None, is_pinned: bool | None) -> None:
-        self._waits += is_held is not None
-        self._held += is_held or False
-        self._pin_waits += is_pinned is not None
-        self._pinning += is_pinned or False
+        self._waiting.update(waits=is_held is not None, held=is_held or 0)
+        self._waiting.update(pin_waits=is_pinned is not None, pinning=is_pinned or 0)
 
     def read(self, mailbox: Mailbox) -> None:
         for worker in list(self._latest):
@@ -139,13 +138,7 @@ class _Workers:
         if known or self._earlier.workers:
             of_pass = [self._latest.get(worker) or WorkerSums() for worker in self._of_pass]
             self._repeats = repeats_among([sums.prints or SamplePrints() for sums in of_pass]) or self._repeats
-            waiting = WorkerSums(
-                waits=self._waits,
-                held=self._held,
-                pin_waits=self._pin_waits,
-                pinning=self._pinning,
-                repeats=self._repeats,
-            )
+            waiting = WorkerSums(**self._waiting, repeats=self._repeats)
             self.counts.use_workers(added([self._earlier, *known, waiting]))
 
 
@@ -284,7 +277,7 @@ def has_later_batches(iterator: Any) -> bool | None:
 def is_pinned(iterator: Any) -> bool | None:
     """Return whether the pin-memory thread of a loader's iterator unpacks or copies a batch; None without one."""
     ident = getattr(getattr(iterator, "_pin_memory_thread", None), "ident", None)  # private: may be gone
-    frame = None if ident is None else frame_of(ident)
+    frame = None if ident is None else StackOfThread(ident).frame()
     if frame is None:
         return None
     for each in outwards(frame):

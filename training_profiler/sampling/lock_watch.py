@@ -164,7 +164,11 @@ class LockWatch:
         end_ns = self._now_ns()
         for native_id, watched in self._watched.items():
             watched.look_ends(self._cpu_ns(native_id), end_ns - self._begin_ns)
-        before, self._before = self._before, (end_ns, self._training_ns, self._others_ns())
+        if self._helpers is None:  # these may be any threads
+            others_ns = self._process_ns()
+        else:
+            others_ns = sum(self._cpu_ns(native_id) or 0 for native_id in self._helpers)
+        before, self._before = self._before, (end_ns, self._training_ns, others_ns)
         if before is None:
             return None
         since_ns, training_ns, others_ns = (now - then for now, then in zip(self._before, before, strict=True))
@@ -189,12 +193,6 @@ class LockWatch:
             self._helpers = self._read_helpers()
             if self._helpers != before:
                 self._before = None
-
-    def _others_ns(self) -> int:
-        """Return the CPU time of the helpers, or of the whole process where these may be any threads."""
-        if self._helpers is None:
-            return self._process_ns()
-        return sum(self._cpu_ns(native_id) or 0 for native_id in self._helpers)
 
     def _search(self, training: int, now_ns: int) -> None:
         """Watch the threads that have used a CPU for a good part of the time since the last search."""

@@ -194,9 +194,9 @@ class MachineReader:
         self._host = host
         self._container = container
         self._before: dict[str, tuple[float, float]] = {}  # quantity -> (counter, time or total)
-        cores, quota = host.cores(), container.cpu_quota
+        cores, quota = host.usable_cores, container.cpu_quota
         self._cores = cores if quota is None else quota if cores is None else min(cores, quota)
-        self._host_cores = host.host_cores()
+        self._host_cores = host.cores
 
     def sample(self) -> MachineSample:
         """Return a sample of this moment."""
@@ -229,8 +229,8 @@ class MachineReader:
         busy_s, all_s = reading.host_cpu_s  # CPU seconds, summed over all CPUs of the host
         least_s = (self._host_cores or 1) * LEAST_S
         self._rate(sample, "cpu_host", busy_s, all_s, least_s)
-        allowed = self._host.allowed()
-        if reading.allowed_cpu_s is not None and allowed is not None:
+        allowed = len(self._host.allowed)
+        if reading.allowed_cpu_s is not None:
             sample.facts["allowed_cores"] = allowed
             self._rate(sample, "cpu_allowed", *reading.allowed_cpu_s, allowed * LEAST_S)
         self._rate(sample, "cpu_steal", reading.stolen_s, all_s, least_s)

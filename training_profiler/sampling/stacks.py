@@ -200,7 +200,8 @@ class StackReader:
             frame = frame.f_back
         if users is None:
             return None
-        made = () if making is None else _frames(innermost, making)
+        inner_ones = takewhile(lambda each: each is not making, outwards(innermost, MOST_MAKING))
+        made = () if making is None else tuple((each.f_code, each.f_lasti) for each in (*inner_ones, making))
         # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
         unseen = "" if waits_for == SEEN or phases or is_import else waits_for
         last = None if innermost is None or innermost.f_code is users[0] else (innermost.f_code, innermost.f_lasti)
@@ -331,11 +332,6 @@ def _call_at(code: CodeType, instruction: int) -> tuple[str, str]:
         return "", PYTHON
     called = called_function(code, instruction)
     return waits_in(called, code, instruction), printable(called)
-
-
-def _frames(frame: Frame | None, last: Frame) -> tuple[Instruction, ...]:
-    inner = takewhile(lambda each: each is not last, outwards(frame, MOST_MAKING))
-    return tuple((each.f_code, each.f_lasti) for each in (*inner, last))
 
 
 def phase_text(phases: tuple[tuple[str, CodeType], ...]) -> str:

@@ -199,8 +199,6 @@ class FrameNames:
     def named(self, filename: str, line: int, function: str) -> StackFrame:
         """Return the frame at this line of a file."""
         shown = self._user_code.shown(filename)
-        return StackFrame(shown or self._of_library(filename), line, function, shown is not None)
-
-    def _of_library(self, filename: str) -> str:
         folder = next((folder for folder in self._folders if filename.startswith(folder + os.sep)), "")
-        return printable(filename.removeprefix(folder + os.sep) if folder else filename)
+        inside = printable(filename.removeprefix(folder + os.sep) if folder else filename)
+        return StackFrame(shown or inside, line, function, shown is not None)

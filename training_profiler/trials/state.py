@@ -86,7 +86,7 @@ def why_another(before: Identity, now: Identity) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    cores, quota = Host(psutil).cores(), find_container().cpu_quota
+    cores, quota = Host(psutil).usable_cores, find_container().cpu_quota
     known = [number for number in (cores, quota) if number is not None]
     return {
         "cores": min(known, default=None),

@@ -13,7 +13,6 @@ from tests.support.traces import AUTOGRAD, QUICK, Trace
 from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome, spans_of
 from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.trace_analysis.trace import analyse
 
 US = 1000
@@ -167,7 +166,7 @@ def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):
         for j in range(4):
             trace.op("autograd::engine::evaluate_function: MmBackward0", 1000 * i + 100 * j, 50, tid=AUTOGRAD)
     columns = read_columns(trace.write(tmp_path))
-    assert columns.threads[main_thread(columns)][1] != AUTOGRAD
+    assert columns.threads[columns.main_thread][1] != AUTOGRAD
 
 
 @QUICK

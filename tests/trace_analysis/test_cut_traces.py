@@ -11,7 +11,7 @@ from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import QUICK
 from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.report_views import render_critical_path
+from training_profiler.trace_analysis.report_views import render_path
 from training_profiler.trace_analysis.rules_findings import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
@@ -52,7 +52,7 @@ def test_the_path_begins_after_earlier_work(is_marked, has_earlier_work, tmp_pat
     path = critical_path(graph)
     assert (path.wall_ns, path.kinds_ns) == (15_000_000, {"kernel": 15_000_000})
     assert (path.steps, path.step_ns) == (5 * is_marked, None)
-    text = " ".join(render_critical_path(graph).split())
+    text = " ".join(render_path(graph).split())
     assert "launched, from when the device began with it, after 5.197 ms: 15.000 ms on the path" in text
     assert "if it takes change" in text
     half = TimeChange("", KERNEL, device_saved=0.5, device_kind="kernel")

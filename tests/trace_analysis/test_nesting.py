@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.launches import nearest, nesting_of, outermost, with_children
+from training_profiler.trace_analysis.launches import nesting_of
 
 
 def test_call_at_the_time_of_an_operator_is_inside_it():
@@ -54,11 +54,11 @@ def test_nesting_equals_a_slow_search(tree):
 
     is_a = columns.named(lambda name: name == "a")
     expected = [next((outer for outer in above(row) if is_a[outer]), -1) for row in range(len(parent))]
-    assert nearest(nesting, is_a).tolist() == expected
+    assert nesting.nearest(is_a).tolist() == expected
     names = columns.name.tolist()
     expected = [names[row] not in {names[outer] for outer in above(parent[row])} for row in range(len(parent))]
-    assert outermost(nesting, columns.name).tolist() == expected
-    totals = with_children(nesting, np.ones(len(parent), np.int64)).tolist()
+    assert nesting.outermost(columns.name).tolist() == expected
+    totals = nesting.with_children(np.ones(len(parent), np.int64)).tolist()
     assert totals == [sum(row in above(inner) for inner in range(len(parent))) for row in range(len(parent))]
     self_ns = columns.length_ns.tolist()
     for row, around in enumerate(parent):

@@ -67,9 +67,9 @@ def small(monkeypatch):
 
 
 def assert_same(found, expected):
-    for field in expected.__slots__:
+    for field in expected.__dataclass_fields__:
         one, other = getattr(found, field), getattr(expected, field)
-        if hasattr(other, "__slots__"):
+        if hasattr(other, "__dataclass_fields__"):
             assert_same(one, other)
         elif isinstance(other, np.ndarray):
             np.testing.assert_array_equal(one, other)

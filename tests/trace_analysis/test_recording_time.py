@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.trace_analysis.test_figures import recorded
 from training_profiler.cli import main
+from training_profiler.trace_analysis.columns import Intervals
 from training_profiler.trace_analysis.gaps import cut
-from training_profiler.trace_analysis.timeline import Intervals, covered, union
 
 
 def intervals(*pairs):
     begins, ends = zip(*pairs, strict=True) if pairs else ((), ())
-    return union(np.array(begins, np.int64), np.array(ends, np.int64))
+    return Intervals.of(np.array(begins, np.int64), np.array(ends, np.int64))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_pieces_of_an_idle_time_add_up_to_it(recording, lengths, least):
     idle = Intervals(begins, begins + np.array(lengths))
     pieces, of = cut(idle, intervals(*((at, at + length) for at, length in recording)), least)
     assert np.bincount(of, pieces.end_ns - pieces.begin_ns).tolist() == lengths
-    assert covered(pieces, idle.begin_ns, idle.end_ns).tolist() == lengths
+    assert pieces.within(idle.begin_ns, idle.end_ns).tolist() == lengths
     assert (pieces.end_ns - pieces.begin_ns >= least).all()
 
 

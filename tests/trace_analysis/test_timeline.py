@@ -4,13 +4,12 @@ from hypothesis import strategies as st
 
 from tests.support.traces import Trace
 from training_profiler.trace_analysis.columns import NONE, Columns
-from training_profiler.trace_analysis.timeline import timeline_of
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=12)
 
 
 def timeline(columns: Columns):
-    return timeline_of(columns, columns.is_of("cpu_op"))
+    return columns.timeline(columns.is_of("cpu_op"))
 
 
 def test_timeline_of_nothing_is_empty():

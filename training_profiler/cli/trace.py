@@ -23,7 +23,7 @@ from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
 from training_profiler.trace_analysis.reader import keep_memory
-from training_profiler.trace_analysis.report_figures import path_data, trace_data
+from training_profiler.trace_analysis.report_figures import data_of, path_data, trace_data
 from training_profiler.trace_analysis.report_files import (
     OVER_RANKS,
     TABLES,
@@ -36,7 +36,7 @@ from training_profiler.trace_analysis.report_several import are_ranks, compariso
 from training_profiler.trace_analysis.report_views import (
     CRITICAL_PATH,
     VIEWS,
-    render_path_over_ranks,
+    render_path,
     render_snapshot,
     render_view,
 )
@@ -236,14 +236,7 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     if arguments.json:
         extra: dict[str, Any] = {
             "communication_over_ranks": [
-                {
-                    "kind": collective.kind,
-                    "count": collective.count,
-                    "transfer_us": collective.transfer_ns / 1e3,
-                    "waiting_us": collective.waiting_ns / 1e3,
-                    "waited_for_rank": collective.latest_rank,
-                }
-                for collective in ranks
+                data_of(row, "kind count transfer_us waiting_us waited_for_rank=latest_rank") for row in ranks
             ],
             "late_ranks_share_of_waiting": {collective.kind: dict(collective.late) for collective in ranks},
             "critical_path_over_ranks": path_data(_joined_graph(traces)),
@@ -257,7 +250,7 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
         traces = []
     joined = _joined_graph(traces) if CRITICAL_PATH in (arguments.view or ()) else None
     if joined is not None:
-        parts.append(render_path_over_ranks(joined))
+        parts.append(f"=== Critical path over ranks ===\n{render_path(joined, 'over ranks', 'these traces')}\n")
     for trace in traces:
         if len(traces) > 1:
             parts.append(f"##### {trace.path.name}\n")

@@ -10,11 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.base.sections import CLOCK_MARK
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, numbered, summed
-from training_profiler.trace_analysis.events import TracedEvents
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Intervals, Ints, numbered, summed
+from training_profiler.trace_analysis.events import TracedEvents, bounds_of
 from training_profiler.trace_analysis.gaps import Gap
-from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, outermost, with_children
-from training_profiler.trace_analysis.timeline import bounds_of, covered, main_thread, timeline_of, union
+from training_profiler.trace_analysis.launches import Launches, nesting_of
 
 _LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")
 _STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
@@ -101,14 +100,14 @@ def code_places(events: TracedEvents, gaps: Sequence[Gap], is_counted: Bools) ->
     ns = np.zeros(len(columns.begin_ns), np.int64)
     works = columns.is_gpu()
     for device in np.unique(columns.device[works]).tolist():
-        np.add.at(ns, *timeline_of(columns, works & (columns.device == device)).spent())
+        np.add.at(ns, *columns.timeline(works & (columns.device == device)).spent())
     device_ns = ns
 
     def places(labels: Sequence[str], label: Ints) -> TracedPlaces:
         return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, is_counted, device_ns)
 
     is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
-    of_sections = np.where(is_section(columns) & ~is_mark, columns.name, NONE)
+    of_sections = np.where(columns.is_section() & ~is_mark, columns.name, NONE)
     names = [name.removeprefix(_MODULE) if name.startswith(_MODULE) else "" for name in columns.names]
     of_script = columns.script_modules
     modules = _numbered_of_functions(columns, names) or _numbered(of_script.texts, of_script.index)
@@ -131,7 +130,7 @@ def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_count
         _sampled_most(names, line[at:until]) if at < until else NOWHERE
         for at, until in zip(first.tolist(), end.tolist(), strict=True)
     )
-    is_in_gap = covered(union(begin_ns[is_counted], launched_ns[is_counted]), at_ns, at_ns + 1) > 0
+    is_in_gap = Intervals.of(begin_ns[is_counted], launched_ns[is_counted]).within(at_ns, at_ns + 1) > 0
     samples = np.bincount(line, minlength=len(names)).tolist()
     in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
     rows = [TracedLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
@@ -156,7 +155,7 @@ def _lines(columns: Columns) -> tuple[list[str], Ints]:
         return found
     # The innermost frame comes first.
     texts = [next(filter(None, map(line_of, stack.split(";"))), "") for stack in columns.call_stacks.texts]
-    is_known = columns.is_of("cpu_op") | is_section(columns)  # a step has the line that ended the one before
+    is_known = columns.is_of("cpu_op") | columns.is_section()  # a step has the line that ended the one before
     return _numbered(texts, np.where(is_known, columns.call_stacks.index, NONE))
 
 
@@ -205,9 +204,9 @@ def _places(
     works = np.flatnonzero((device_ns > 0) & (by != NONE))
     at = stacks.at(columns.thread[by[works]], columns.begin_ns[by[works]])
     own_ns = summed(at[at != NONE], device_ns[works][at != NONE], len(device_ns))
-    total_ns = with_children(nesting, own_ns)
+    total_ns = nesting.with_children(own_ns)
     rows = np.flatnonzero(which)
-    outer = rows[outermost(nesting, columns.name)[rows]]
+    outer = rows[nesting.outermost(columns.name)[rows]]
     of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps, is_counted)
     own_places, spent_ns = (
         np.concatenate(both) for both in zip(*(line.spent() for line in stacks.timelines.values()), strict=True)
@@ -232,9 +231,9 @@ def _places(
 
 class _Stacks:
     def __init__(self, columns: Columns, which: Bools) -> None:
-        self._main = main_thread(columns)
+        self._main = columns.main_thread
         self.timelines = {
-            thread: timeline_of(columns, which & (columns.thread == thread))
+            thread: columns.timeline(which & (columns.thread == thread))
             for thread in {self._main, *columns.thread[which].tolist()}
         }
 

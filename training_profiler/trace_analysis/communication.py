@@ -15,8 +15,6 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.trace_analysis.columns import NONE, Columns, Ints
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS, OPTIMIZER
-from training_profiler.trace_analysis.launches import nearest
-from training_profiler.trace_analysis.timeline import covered
 
 _KINDS: Final = (
     ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
@@ -57,9 +55,9 @@ class RankCollective:
 
 
 @cache
-def collective_kind(name: str, recorded: str | None = None) -> str:
+def collective_kind(name: str, recorded: str) -> str:
     """Return the kind of collective of a kernel, from the recorded name or else from the name of the kernel."""
-    for text in (recorded or "", name):
+    for text in (recorded, name):
         for kind, pattern in _PATTERNS:
             if text and pattern.search(text):
                 return kind
@@ -71,7 +69,7 @@ def collectives(events: TracedEvents) -> tuple[Collective, ...]:
     columns = events.columns
     found = []
     for kind, rows in _grouped(events, lambda row: kind_of(columns, row)).items():
-        hidden_ns = covered(events.device.compute, columns.begin_ns[rows], columns.end_ns[rows])
+        hidden_ns = events.device.compute.within(columns.begin_ns[rows], columns.end_ns[rows])
         sent = columns.messages.sent_bytes[rows]
         size = sum(sent.tolist()) if (sent >= 0).all() else None
         found.append(Collective(kind, len(rows), int(columns.length_ns[rows].sum()), int(hidden_ns.sum()), size))
@@ -107,8 +105,7 @@ def collective_runs(events: TracedEvents) -> dict[RunsOf, Runs]:
     columns, messages = events.columns, events.columns.messages
 
     def key_of(row: int) -> RunsOf:
-        name, members = (part.texts[part.index[row]] for part in (messages.group_name, messages.group_ranks))
-        return RunsOf(kind_of(columns, row), name, members)
+        return RunsOf(kind_of(columns, row), messages.group_name.of(row), messages.group_ranks.of(row))
 
     return {
         key: Runs(rows, columns.length_ns[rows], messages.sequence[rows])
@@ -183,8 +180,7 @@ def _matched(runs: Sequence[Runs]) -> Ints | None:
 
 def kind_of(columns: Columns, row: int) -> str:
     """Return the kind of collective of the kernel in that row."""
-    recorded = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
-    return collective_kind(columns.names[columns.name[row]], recorded)
+    return collective_kind(columns.name_of(row), columns.collective.of(row))
 
 
 _BYTES_PER_GB: Final = 1e9
@@ -283,8 +279,7 @@ def _group_size(columns: Columns, row: int) -> int | None:
 
 
 def _ranks(columns: Columns, row: int) -> list[int] | None:
-    written = columns.messages.group_ranks
-    return _decoded(written.texts[written.index[row]].strip('"'))
+    return _decoded(columns.messages.group_ranks.of(row).strip('"'))
 
 
 @cache
@@ -362,15 +357,15 @@ def parallelism_of(events: TracedEvents, collectives: Sequence[Collective]) -> t
 def _in_forward(events: TracedEvents) -> int:
     """Return how many all-reduces were launched outside of backward pass and optimizer; 0 without a backward pass."""
     columns = events.columns
-    is_host = columns.is_of("cpu_op", "user_annotation")
-    elsewhere = columns.named(lambda name: any(MARKS[phase].search(name) for phase in (BACKWARD, OPTIMIZER)), is_host)
+    marks = re.compile(f"{MARKS[BACKWARD].pattern}|{MARKS[OPTIMIZER].pattern}")
+    elsewhere = columns.named(marks.search, "cpu_op", "user_annotation")
     is_reduce = columns.named(
-        lambda name: "reduce" in name.lower() and "scatter" not in name.lower(), events.communicates
+        lambda name: "reduce" in name.lower() and "scatter" not in name.lower(), among=events.communicates
     )
     by = events.launches.operator[is_reduce]
     if not elsewhere.any():
         return 0
-    return int((nearest(events.nesting, elsewhere)[by[by != NONE]] == NONE).sum())
+    return int((events.nesting.nearest(elsewhere)[by[by != NONE]] == NONE).sum())
 
 
 def advice(seen: Sequence[str], has_own_stream: bool) -> str:

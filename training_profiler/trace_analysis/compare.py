@@ -1,8 +1,8 @@
 """Two traces of the same training side by side: time per step before and after, and the noise band."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints, Numbers, numbered
-from training_profiler.trace_analysis.events import StepParts, TracedEvents
+from training_profiler.trace_analysis.events import PARTS, TracedEvents
 from training_profiler.trace_analysis.host_activity import step_of_each
 from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.trace import Trace
@@ -45,10 +45,8 @@ def step_work(events: TracedEvents) -> dict[str, PerStepOf]:
     works = np.flatnonzero(launches.operator != NONE)
     operator = launches.operator[works]
     on_host = np.flatnonzero(columns.is_of("cpu_op"))
-    pairs, pair = numbered((columns.name * (len(columns.shape_texts) + 1) + columns.shapes + 1).tolist())
-    texts = ("", *columns.shape_texts)
-    shapes = [(columns.names[key // len(texts)], texts[key % len(texts)]) for key in pairs]
-    has_shapes = any(columns.shape_texts)
+    shapes, pair = columns.named_and_shaped
+    has_shapes = any(columns.shapes.texts)
 
     def by(rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
         is_within = step[rows] != NONE
@@ -66,20 +64,17 @@ def step_work(events: TracedEvents) -> dict[str, PerStepOf]:
 
 def _means_by_group(step: Ints, steps: int, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
     """Return the means of each group that has rows; ``step`` and ``group`` are those of each row."""
-    in_steps: dict[Key, Counter[int]] = defaultdict(Counter)  # ns; names that were cut can be the same
-    runs: Counter[Key] = Counter()
-    for at, of, ns in zip(step.tolist(), group.tolist(), values_ns.tolist(), strict=True):
-        in_steps[labels[of]][at] += ns
-        runs[labels[of]] += 1
-    found = {}
-    for key, in_step in in_steps.items():
-        mean_ns, error = sum(in_step.values()) / steps, None
-        if steps > 1:
-            # Steps without the group are zeros: each adds the square of the mean.
-            squares = np.cumsum(np.square([in_step[at] - mean_ns for at in sorted(in_step)]))[-1]
-            error = float(squares + (steps - len(in_step)) * (mean_ns * mean_ns)) / (steps - 1) / steps
-        found[key] = PerStep(runs[key] / steps, mean_ns, error)
-    return found
+    keys, group = numbered([labels[of] for of in group.tolist()])  # names that were cut can be the same
+    ns, runs = np.zeros((2, len(keys), steps), np.int64)
+    np.add.at(ns, (group, step), values_ns)
+    np.add.at(runs, (group, step), 1)
+    mean_ns, has_runs = ns.sum(axis=1) / steps, runs > 0
+    errors: list[float | None] = [None] * len(keys)
+    if steps > 1:
+        # Steps without the group are zeros: each adds the square of the mean.
+        squares = np.cumsum(np.where(has_runs, np.square(ns - mean_ns[:, None]), 0), axis=1)[:, -1]
+        errors = ((squares + (~has_runs).sum(axis=1) * (mean_ns * mean_ns)) / (steps - 1) / steps).tolist()
+    return dict(zip(keys, map(PerStep, (runs.sum(axis=1) / steps).tolist(), mean_ns.tolist(), errors), strict=True))
 
 
 CallPath = tuple[str, ...]  # names, the outermost first
@@ -225,8 +220,7 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
         raise TraceError(f"the {what}: only {alike:.0%} of the calls of operators are in both ({names})")
     parts = {unit: "wall_ns"}
     if before.has_gpu and after.has_gpu:
-        of_step = (part.name for part in fields(StepParts) if part.name not in ("name", "begin_ns", "end_ns"))
-        parts |= {part.removesuffix("_ns").replace("_", " "): part for part in of_step}
+        parts |= {part.removesuffix("_ns").replace("_", " "): part for part in PARTS}
     rows = [
         _difference(name, *([getattr(step, part) / times for step in trace.scope.parts] for trace, times in sides))
         for name, part in parts.items()
@@ -249,9 +243,7 @@ def _unit(before: Trace, after: Trace) -> str:
             f"{without.path} has no marked step, and {marked.path} has {counted(len(marked.steps), 'step')}: "
             "call profiler.step() after each in both"
         )
-    repeated = [analysis.scope.repetition for analysis in (before, after)]
-    names = {None if repetition is None else repetition.name for repetition in repeated}
-    return (names.pop() or RECORDING) if len(names) == 1 else RECORDING
+    return before.scope.recurs if before.scope.recurs and before.scope.recurs == after.scope.recurs else RECORDING
 
 
 def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> TraceDifference:

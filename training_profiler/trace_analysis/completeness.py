@@ -7,17 +7,15 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.columns import NONE, NOTHING, Bools, Columns, Intervals, Ints
 from training_profiler.trace_analysis.events import Scope, TracedEvents, beside
 from training_profiler.trace_analysis.host_activity import TO_HOST
 from training_profiler.trace_analysis.launches import (
     ROUNDING_NS,
     captures_of,
-    is_graph_launch,
     is_launched_before,
     without_work,
 )
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, span_of, together, union
 
 LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch
 
@@ -32,16 +30,16 @@ def unseen_work(events: TracedEvents) -> Intervals:
     rows = np.flatnonzero(columns.is_gpu())
     if not len(rows):
         return NOTHING
-    idle = gaps(events.device.busy)
+    idle = events.device.busy.between
     preceding, following = beside(columns, rows, idle)
     call = launches.call[following]
     is_earlier = (call == NONE) & is_launched_before(columns, launches.call[rows], following)
     launched_ns = np.where(is_earlier, idle.begin_ns, np.maximum(idle.begin_ns, columns.end_ns[call]))
     is_unseen = ((call != NONE) | is_earlier) & (idle.end_ns - launched_ns >= LEAST_UNSEEN_NS)
     is_unseen &= ~communicates[following] & ~communicates[preceding]
-    is_unseen &= ~(is_graph_launch(columns)[call] & (launches.call[preceding] == call))
-    later = union(launched_ns[is_unseen], idle.end_ns[is_unseen])
-    return together(later, unseen_at_begin(events))
+    is_unseen &= ~(columns.is_graph_launch()[call] & (launches.call[preceding] == call))
+    later = Intervals.of(launched_ns[is_unseen], idle.end_ns[is_unseen])
+    return later | unseen_at_begin(events)
 
 
 def unseen_at_begin(events: TracedEvents) -> Intervals:
@@ -52,8 +50,8 @@ def unseen_at_begin(events: TracedEvents) -> Intervals:
     columns, launches = events.columns, events.launches
     rows = np.flatnonzero(columns.is_gpu())
     first_ns = int(columns.begin_ns[rows[0]])
-    waits = columns.named(known_names.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
-    is_read = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy")) & (launches.call != NONE)
+    waits = columns.named(known_names.SYNCHRONIZE.search, "cuda_runtime")
+    is_read = columns.named(TO_HOST.search, "gpu_memcpy") & (launches.call != NONE)
     waits[launches.call[is_read]] = True
     call = launches.call[rows[0]]
     launched_ns = first_ns if call == NONE else columns.end_ns[call]
@@ -62,7 +60,7 @@ def unseen_at_begin(events: TracedEvents) -> Intervals:
     begin_ns = np.append(columns.begin_ns[waits], launched_ns)
     end_ns = np.minimum(np.append(columns.end_ns[waits], first_ns), first_ns)
     is_long = end_ns - begin_ns >= LEAST_UNSEEN_NS
-    return union(begin_ns[is_long], end_ns[is_long])
+    return Intervals.of(begin_ns[is_long], end_ns[is_long])
 
 
 IMPOSSIBLE: Final = ("kernel-longer-than-step", "kernels-overlap")  # doubts about how long device work takes
@@ -137,7 +135,7 @@ def _is_much(unseen_ns: int, scope: Scope) -> bool:
 
 
 def _empty_graphs(events: TracedEvents) -> str:
-    calls, lost = without_work(events.columns, events.launches, is_graph_launch(events.columns))
+    calls, lost = without_work(events.columns, events.launches, events.columns.is_graph_launch())
     said = f"{len(lost)} of {counted(len(calls), 'graph replay')} have no kernels: graphs were not traced"
     return said if len(lost) else ""
 
@@ -169,14 +167,14 @@ def _longer_than_step(events: TracedEvents) -> str:
 def _overlapping(events: TracedEvents) -> str:
     """Kernels of one stream follow each other, but for collectives, replays of graphs, and a few us of others."""
     columns, call = events.columns, events.launches.call
-    is_replayed = (call != NONE) & is_graph_launch(columns)[call]
+    is_replayed = (call != NONE) & columns.is_graph_launch()[call]
     is_alone = columns.is_of("kernel") & ~events.communicates & ~is_replayed & (columns.stream != NONE)
     track = columns.device * 2**40 + columns.stream
     early_ns, busy_ns = [np.zeros(1, np.int64)], 0
     for each in np.unique(track[is_alone]).tolist():
         rows = np.flatnonzero(is_alone & (track == each))
         early_ns.append(np.maximum.accumulate(columns.end_ns[rows])[:-1] - columns.begin_ns[rows[1:]])
-        busy_ns += span_of(columns, rows).total_ns
+        busy_ns += columns.span(rows).total_ns
     all_ns, early = int(columns.length_ns[is_alone].sum()), np.concatenate(early_ns)
     if all_ns - busy_ns <= MOST_OVERLAP * all_ns or early.max() < LEAST_OVERLAP_NS:
         return ""
@@ -232,7 +230,7 @@ def not_recorded(unseen_ns: int) -> str:
 
 
 def _captures(events: TracedEvents) -> str:
-    share = events.scope.within(union(*captures_of(events.columns))) / max(1, events.scope.wall_ns)
+    share = events.scope.within(Intervals.of(*captures_of(events.columns))) / max(1, events.scope.wall_ns)
     if share <= MOST_CAPTURED:
         return ""
     return f"graphs are captured for {share:.0%} of {events.scope.time}: what is captured does not run then"
@@ -257,8 +255,8 @@ def _hole(columns: Columns) -> str:
         return ""
     inner = ~_is_around(columns)
     ends = np.array([begin_ns, end_ns])  # the last step can end long after the recording
-    empty = gaps(union(np.append(columns.begin_ns[inner], ends), np.append(columns.end_ns[inner], ends)))
-    longest = int((empty.end_ns - empty.begin_ns).max(initial=0))
+    empty = Intervals.of(np.append(columns.begin_ns[inner], ends), np.append(columns.end_ns[inner], ends)).between
+    longest = int(empty.length_ns.max(initial=0))
     rest = end_ns - begin_ns - longest
     if longest < HOLE_NS or longest < HOLE_TO_REST * rest:
         return ""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.trace_analysis.columns import NONE, Bools, Ints
+from training_profiler.trace_analysis.columns import NONE, Bools, Intervals, Ints
 from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.host_activity import PHASES
 from training_profiler.trace_analysis.path_graph import (
@@ -34,7 +34,6 @@ from training_profiler.trace_analysis.path_links import (
     HostPieces,
     Works,
 )
-from training_profiler.trace_analysis.timeline import Intervals, covered, covered_before
 
 _BEFORE: Final = ("earlier_ns", "recording_ns")
 
@@ -310,10 +309,10 @@ def _host(graph: Graph, change: TimeChange) -> tuple[list[int], list[tuple[Edge,
             continue
         begins_ns = pieces.begin_ns[of]
         saved = Intervals(begins_ns, np.where(is_changed[of], pieces.end_ns[of], begins_ns))
-        before = np.diff(covered_before(saved, at[points]), prepend=0)
+        before = np.diff(saved.before(at[points]), prepend=0)
         own[points] -= (before * change.host_saved).astype(np.int64)
         items, places, *waited = np.array(_launch_waits(graph, thread), np.int64).reshape(-1, 4).T
-        shorter_ns = (covered(saved, *waited) * change.host_saved).astype(np.int64).tolist()
+        shorter_ns = (saved.within(*waited) * change.host_saved).astype(np.int64).tolist()
         for item, place, ns in zip(items.tolist(), places.tolist(), shorter_ns, strict=True):
             point, delay, why = edges[item][place]
             edges[item] = (*edges[item][:place], (point, delay - ns, why), *edges[item][place + 1 :])

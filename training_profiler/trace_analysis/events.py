@@ -6,29 +6,33 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from training_profiler.base.sections import DATA_LOADING, OPTIMIZER_STEP
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Intervals, Ints, Timeline, summed
 from training_profiler.trace_analysis.launches import launches_of, lost_launches, nesting_of
-from training_profiler.trace_analysis.timeline import (
-    Intervals,
-    Timeline,
-    bounds_of,
-    covered,
-    main_thread,
-    span_of,
-    step_at,
-    together,
-    union,
-)
 
 # How torch marks a wait for a batch, and our own sections.
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
+
+
+def bounds_of(parts: Sequence[Any]) -> tuple[Ints, Ints]:
+    """Return the begins and the ends of steps, gaps or other parts of the time."""
+    begins, ends = np.array([(part.begin_ns, part.end_ns) for part in parts], np.int64).reshape(-1, 2).T
+    return begins, ends
+
+
+def step_at(parts: Sequence[Any], at_ns: Ints) -> Ints:
+    """Return the index of the step that each time is in; -1 for none. Steps are in order of their begin."""
+    begins, ends = bounds_of(parts)
+    if not len(begins):
+        return np.full(len(at_ns), NONE, np.int64)
+    place = np.searchsorted(begins, at_ns, side="right") - 1
+    return np.where((place >= 0) & (at_ns < ends[np.maximum(place, 0)]), place, NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,9 @@ class Device:
     communication: Intervals
     copies: Intervals  # copies and fills
     busy: Intervals
+
+
+PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +81,26 @@ class OneDevice:
         return utilization(self.steps)
 
 
+def sum_of(steps: Sequence[StepParts]) -> StepParts:
+    """Return the parts of all steps together, as those of one step that begins at 0."""
+    sums = (sum(getattr(step, part) for step in steps) for part in ("wall_ns", *PARTS))
+    return StepParts("", 0, *sums)
+
+
 def utilization(steps: Sequence[StepParts]) -> float | None:
     """Return the share of the steps in which the device was busy; None without steps."""
-    wall_ns = sum(step.wall_ns for step in steps)
-    return 1 - sum(step.idle_ns for step in steps) / wall_ns if wall_ns else None
+    all_of_them = sum_of(steps)
+    return 1 - all_of_them.idle_ns / all_of_them.wall_ns if all_of_them.wall_ns else None
 
 
 def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
     """Return the activity of all devices, or of the one whose events ``is_current`` selects."""
     is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()
     is_kernel = columns.is_of("kernel") & is_current
-    compute = span_of(columns, is_kernel & ~communicates)
-    communication = span_of(columns, communicates & is_current)
-    copies = span_of(columns, is_current & ~is_kernel)
-    return Device(compute, communication, copies, together(together(compute, communication), copies))
+    compute = columns.span(is_kernel & ~communicates)
+    communication = columns.span(communicates & is_current)
+    copies = columns.span(is_current & ~is_kernel)
+    return Device(compute, communication, copies, (compute | communication | copies))
 
 
 def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
@@ -121,8 +134,8 @@ def step_parts(columns: Columns, device: Device) -> tuple[StepParts, ...]:
 
 def parts_of(device: Device, labels: Sequence[str], begin_ns: Ints, end_ns: Ints) -> tuple[StepParts, ...]:
     """Return the parts of each window; they add up to it exactly."""
-    both = together(device.compute, device.communication)  # these two, then also copies, then all of the window
-    ends_of_parts = [covered(claimed, begin_ns, end_ns) for claimed in (device.compute, both, device.busy)]
+    both = device.compute | device.communication  # these two, then also copies, then all of the window
+    ends_of_parts = [claimed.within(begin_ns, end_ns) for claimed in (device.compute, both, device.busy)]
     numbers = np.stack([begin_ns, end_ns, *np.diff([*ends_of_parts, end_ns - begin_ns], axis=0, prepend=0)])
     return tuple(StepParts(label, *row) for label, row in zip(labels, numbers.T.tolist(), strict=True))
 
@@ -138,26 +151,24 @@ OPTIMIZER_MARK: Final = "Optimizer.step#"
 LEAST_RUNS: Final = 3  # of an annotation that is taken for one repetition of the loop
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """An annotation of the training thread that recurs, as the loop does; it divides a trace without steps."""
-
-    name: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scope:
     """The windows that rules look at, each with its parts on the device."""
 
     parts: tuple[StepParts, ...]
     is_steps: bool
-    repetition: Repetition | None  # only looked for without steps
+    recurs: str  # without steps, an annotation of the training thread that recurs as the loop does; "" for none
+    repetitions: int  # of steps, or of that annotation; 0 if unknown
+
+    @cached_property
+    def total(self) -> StepParts:
+        """All windows together."""
+        return sum_of(self.parts)
 
     @property
     def wall_ns(self) -> int:
         """The total length of the windows."""
-        return sum(part.wall_ns for part in self.parts)
+        return self.total.wall_ns
 
     @property
     def end_ns(self) -> int:
@@ -168,11 +179,6 @@ class Scope:
     def utilization(self) -> float | None:
         """The share of the windows in which a device was busy; None if they have no length."""
         return utilization(self.parts)
-
-    @property
-    def repetitions(self) -> int:
-        """How many steps or other repetitions of the loop the windows contain; 0 if unknown."""
-        return len(self.parts) if self.is_steps else self.repetition.count if self.repetition else 0
 
     @property
     def time(self) -> str:
@@ -187,7 +193,7 @@ class Scope:
     @property
     def windows(self) -> Intervals:
         """The time of all windows, each moment once."""
-        return union(*self.bounds)
+        return Intervals.of(*self.bounds)
 
     @property
     def bounds(self) -> tuple[Ints, Ints]:
@@ -196,17 +202,20 @@ class Scope:
 
     def within(self, intervals: Intervals) -> int:
         """Return the length of the intervals within the windows."""
-        return int(covered(intervals, self.windows.begin_ns, self.windows.end_ns).sum())
+        return int(intervals.within(self.windows.begin_ns, self.windows.end_ns).sum())
 
 
-def _repetition(columns: Columns) -> Repetition | None:
-    """Return the annotation that recurs with the loop: updates first, then batches, then whatever takes longest."""
-    rows = np.flatnonzero(columns.is_of("user_annotation") & (columns.thread == main_thread(columns)))
+def _repetition(columns: Columns) -> tuple[str, int]:
+    """Return the annotation that recurs with the loop, and how often ("", 0 for none).
+
+    Updates come first, then batches, then whatever takes longest.
+    """
+    rows = np.flatnonzero(columns.is_of("user_annotation") & (columns.thread == columns.main_thread))
     counts = np.bincount(columns.name[rows], minlength=len(columns.names))
     lengths = summed(columns.name[rows], columns.length_ns[rows], len(columns.names))
     often = [i for i in np.unique(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
     if not often:
-        return None
+        return "", 0
 
     def rank(i: int) -> tuple[int, int]:
         name = columns.names[i]
@@ -214,7 +223,7 @@ def _repetition(columns: Columns) -> Repetition | None:
         return 2 if is_update else 1 if WAITS_FOR_BATCH.search(name) else 0, int(lengths[i])
 
     best = max(often, key=rank)
-    return Repetition(columns.names[best], int(counts[best]))
+    return columns.names[best], int(counts[best])
 
 
 HOST: Final = "host"
@@ -313,7 +322,7 @@ class TracedEvents:
     # The launches of kernels that are not recorded.
     lost = _of(lambda events: lost_launches(events.columns, events.launches))
     # Which events are kernels that communicate.
-    communicates = _of(lambda events: events.columns.named(known_names.communicates, events.columns.is_of("kernel")))
+    communicates = _of(lambda events: events.columns.named(known_names.communicates, "kernel"))
     # The number of works of devices.
     gpu_events = _of(lambda events: int(events.columns.is_gpu().sum()))
     # Whether the trace contains device work.
@@ -327,9 +336,9 @@ class TracedEvents:
     def scope(self) -> Scope:
         """What shares are of: the steps, or the whole recording if none is marked."""
         if self.steps:
-            return Scope(self.steps, True, None)
+            return Scope(self.steps, True, "", len(self.steps))
         begin_ns, end_ns = np.array(self.extent, np.int64).reshape(2, 1)
-        return Scope(parts_of(self.device, [""], begin_ns, end_ns), False, _repetition(self.columns))
+        return Scope(parts_of(self.device, [""], begin_ns, end_ns), False, *_repetition(self.columns))
 
     @cached_property
     def extent(self) -> tuple[int, int]:

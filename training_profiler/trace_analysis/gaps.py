@@ -10,19 +10,9 @@ import numpy as np
 
 from training_profiler.base.sections import CLOCK_MARK, DATA_LOADING, PROFILER
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints
+from training_profiler.trace_analysis.columns import NONE, NOTHING, STEP_NAME, Bools, Columns, Intervals, Ints
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents, beside
-from training_profiler.trace_analysis.launches import is_graph_launch, is_launched_before
-from training_profiler.trace_analysis.timeline import (
-    NOTHING,
-    Intervals,
-    covered,
-    gaps,
-    main_thread,
-    span_of,
-    together,
-    union,
-)
+from training_profiler.trace_analysis.launches import is_launched_before
 
 # What CUPTI needs for itself (CUpti_ActivityOverheadKind), as Kineto names it. Loading a kernel is work of CUDA.
 OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")
@@ -34,12 +24,12 @@ def recording_time(columns: Columns, threads: Sequence[int]) -> Intervals:
     That is the time of the sections ``(profiler)``, of what CUPTI needs for itself, and from the begin of the first
     step to the first event of the program.
     """
-    is_mark = columns.named(lambda name: name.startswith((STEP_NAME, CLOCK_MARK)), columns.is_of("user_annotation"))
+    is_mark = columns.named(lambda name: name.startswith((STEP_NAME, CLOCK_MARK)), "user_annotation")
     is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function") & ~is_mark
     rows = np.flatnonzero(is_host & np.isin(columns.thread, threads))
-    own = span_of(columns, rows[columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))[rows]])
-    of_program = rows[covered(own, columns.begin_ns[rows], columns.begin_ns[rows] + 1) == 0]
-    return together(together(own, _overheads(columns, of_program)), _start(columns, of_program))
+    own = columns.span(rows[columns.named(PROFILER.__eq__, "user_annotation")[rows]])
+    of_program = rows[own.within(columns.begin_ns[rows], columns.begin_ns[rows] + 1) == 0]
+    return own | _overheads(columns, of_program) | _start(columns, of_program)
 
 
 def started_ns(columns: Columns, thread: int, at_ns: int) -> int:
@@ -48,8 +38,8 @@ def started_ns(columns: Columns, thread: int, at_ns: int) -> int:
     A section of the profiler, or an overhead of CUPTI, shows it. The program can also begin with a pause.
     """
     recording = recording_time(columns, [thread])
-    shown = columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))
-    shown |= columns.named(OVERHEADS.__contains__, columns.is_of("overhead"))
+    shown = columns.named(PROFILER.__eq__, "user_annotation")
+    shown |= columns.named(OVERHEADS.__contains__, "overhead")
     for begin_ns, end_ns in zip(*(ends.tolist() for ends in recording), strict=True):
         if begin_ns <= at_ns < end_ns and (shown & (columns.begin_ns < end_ns) & (columns.end_ns > at_ns)).any():
             return int(end_ns)
@@ -61,7 +51,7 @@ def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals
 
     What would be shorter than ``least_ns`` stays with the piece beside it.
     """
-    is_long = recording.end_ns - recording.begin_ns >= least_ns
+    is_long = recording.length_ns >= least_ns
     cuts = np.unique(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
     pieces: list[tuple[int, int, int]] = []
     for i, (begin_ns, end_ns) in enumerate(zip(idle.begin_ns.tolist(), idle.end_ns.tolist(), strict=True)):
@@ -76,11 +66,11 @@ def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals
 
 def _overheads(columns: Columns, of_program: Ints) -> Intervals:
     """Return the overheads during which the program begins nothing: traces do not name the thread of an overhead."""
-    rows = np.flatnonzero(columns.named(OVERHEADS.__contains__, columns.is_of("overhead")))
+    rows = np.flatnonzero(columns.named(OVERHEADS.__contains__, "overhead"))
     begun_ns = columns.begin_ns[of_program]  # ascending, as all rows are
     begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
     is_alone = np.searchsorted(begun_ns, begin_ns, side="right") == np.searchsorted(begun_ns, end_ns, side="left")
-    return union(begin_ns[is_alone], end_ns[is_alone])
+    return Intervals.of(begin_ns[is_alone], end_ns[is_alone])
 
 
 def _start(columns: Columns, of_program: Ints) -> Intervals:
@@ -93,9 +83,9 @@ def _start(columns: Columns, of_program: Ints) -> Intervals:
         return NOTHING
     begin_ns = columns.begin_ns[steps[0]]
     is_open = columns.is_of("user_annotation") & (columns.begin_ns == begin_ns)
-    is_open &= ~columns.named(WAITS_FOR_BATCH.search, is_open)
+    is_open &= ~columns.named(WAITS_FOR_BATCH.search, among=is_open)
     seen_ns = int(np.where(is_open, columns.end_ns, columns.begin_ns)[of_program].min())
-    return union(np.array([begin_ns]), np.array([seen_ns])) if seen_ns > begin_ns else NOTHING
+    return Intervals.of(np.array([begin_ns]), np.array([seen_ns])) if seen_ns > begin_ns else NOTHING
 
 
 LEAST_GAP_NS: Final = 30_000
@@ -165,7 +155,7 @@ class Around:
     def __init__(self, events: TracedEvents, unseen: Intervals, turns: Intervals) -> None:
         self.events, self.unseen, self.turns = events, unseen, turns
         columns = self._columns = events.columns
-        self._main = main_thread(columns)
+        self._main = columns.main_thread
         self._claims: Callable[[tuple[int, ...]], list[Intervals]] = cache(lambda of: list(self._claims_of(of)))
         # When the recording held up some threads.
         self.recording: Callable[[tuple[int, ...]], Intervals] = cache(lambda of: recording_time(columns, of))
@@ -181,7 +171,7 @@ class Around:
             relevant = tuple(number for number in dict.fromkeys((thread, self._main)) if number != NONE)
             which = threads == thread
             if relevant:
-                claimed_ns = [covered(claimed, begin_ns[which], end_ns[which]) for claimed in self._claims(relevant)]
+                claimed_ns = [claimed.within(begin_ns[which], end_ns[which]) for claimed in self._claims(relevant)]
                 parts[:, which] = np.diff([*claimed_ns, (end_ns - begin_ns)[which]], axis=0, prepend=0)
             else:
                 parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
@@ -197,18 +187,20 @@ class Around:
             if cause == RECORDING:
                 claimed = self.recording(threads)
             elif cause == OTHER_DEVICE:
-                claimed = together(claimed, self.turns)
+                claimed = claimed | self.turns
             elif cause == PYTHON:
                 # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
                 rows = np.flatnonzero(on_threads & is_host)
                 if columns.is_of("cpu_op", "python_function").any():  # else operators were not recorded: it may be one
                     first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
-                    claimed = together(claimed, Intervals(np.array([first]), np.array([last])))
+                    claimed = claimed | Intervals(np.array([first]), np.array([last]))
             else:
-                which = columns.named(CALLS[cause].search, is_host) if cause in CALLS else columns.is_of(*_LAUNCHING)
+                which = (
+                    columns.named(CALLS[cause].search, among=is_host) if cause in CALLS else columns.is_of(*_LAUNCHING)
+                )
                 # A thread that waits for the backward pass on another thread launches nothing.
                 which = which & (columns.thread == threads[0] if cause == SYNCHRONIZE else on_threads)
-                claimed = together(claimed, span_of(columns, which))
+                claimed = claimed | columns.span(which)
             yield claimed
 
 
@@ -227,8 +219,8 @@ class _Idle:
 def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
     """Return all gaps of at least 30 us of one device, in order of time, each with its cause."""
     events, columns = around.events, around.events.columns
-    between = gaps(device.device.busy)
-    is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
+    between = device.device.busy.between
+    is_long = between.length_ns >= LEAST_GAP_NS
     idle = Intervals(between.begin_ns[is_long], between.end_ns[is_long])
     if not len(idle.begin_ns):
         return []
@@ -236,7 +228,7 @@ def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
     preceding, following = beside(columns, rows, idle)
     near = events.communicates[following] | events.communicates[preceding]
     call = events.launches.call[following]
-    in_graph = (call == events.launches.call[preceding]) & (call != NONE) & is_graph_launch(columns)[call]
+    in_graph = (call == events.launches.call[preceding]) & (call != NONE) & columns.is_graph_launch()[call]
     return _with_causes(around, _idle(around, device.index, idle, following, near, in_graph))
 
 
@@ -272,7 +264,7 @@ def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, 
     """Return idle times, cut where the recording holds up the host and at unseen work, and of which each piece is."""
     thread = around.events.columns.thread
     calls = around.events.launches.calls_of(following)
-    threads = tuple(np.unique(np.append(thread[calls[calls != NONE]], main_thread(around.events.columns))).tolist())
+    threads = tuple(np.unique(np.append(thread[calls[calls != NONE]], around.events.columns.main_thread)).tolist())
     held_up = around.recording(threads)
     begin_ns, end_ns = (np.concatenate(ends) for ends in zip(held_up, around.unseen, strict=True))
     return cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
@@ -308,8 +300,8 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     which = parts.argmax(axis=0)
     shares = (parts / (end_ns - begin_ns)).T.tolist()
     # No stream of this device is busy in its gap; a stream of another device may be.
-    is_other_busy = 2 * covered(around.events.device.busy, launched_ns, end_ns) > end_ns - launched_ns
-    unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
+    is_other_busy = 2 * around.events.device.busy.within(launched_ns, end_ns) > end_ns - launched_ns
+    unseen = around.unseen.within(begin_ns, end_ns) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, around, idle) | _is_slow_call(columns, idle)
     other = OTHER_DEVICE if around.turns.total_ns else OTHER_STREAM
     long = []
@@ -361,7 +353,7 @@ def _is_slow_call(columns: Columns, idle: _Idle) -> Bools:
     of a graph with much work takes that long each time.
     """
     rows = np.unique(idle.made[idle.made != NONE])
-    rows = rows[(columns.length_ns[rows] >= LEAST_SLOW_CALL_NS) & ~is_graph_launch(columns)[rows]]
+    rows = rows[(columns.length_ns[rows] >= LEAST_SLOW_CALL_NS) & ~columns.is_graph_launch()[rows]]
     is_slow = np.zeros(len(idle.calls), np.bool_)
     if len(rows):
         for i, (call, begin_ns, end_ns) in enumerate(zip(idle.calls.tolist(), *idle.times, strict=True)):

@@ -10,10 +10,9 @@ import numpy as np
 
 from training_profiler.base.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
-from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, step_at, together, union
+from training_profiler.trace_analysis.columns import NONE, NOTHING, Bools, Columns, Intervals, Ints
+from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents, step_at
+from training_profiler.trace_analysis.launches import captures_of
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
@@ -63,15 +62,10 @@ def calls_named(columns: Columns, which: Bools | Ints, has_bytes: bool = False) 
     )
 
 
-def is_allocation(columns: Columns) -> Bools:
-    """Return which events are calls that allocate or free device memory."""
-    return columns.named(known_names.ALLOCATE.search, columns.is_of("cuda_runtime"))
-
-
 def data_loading(events: TracedEvents) -> TracedModuleCalls:
     """Return the waits for batches that torch itself marks."""
     columns = events.columns
-    which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
+    which = columns.named(DATA_LOADER.search, "user_annotation")
     return TracedModuleCalls("enumerate(DataLoader)", int(which.sum()), int(columns.length_ns[which].sum()))
 
 
@@ -80,7 +74,7 @@ def _worker_start(columns: Columns) -> Intervals:
 
     Without enough later waits, or if it is not much longer, nothing shows that they do.
     """
-    rows = np.flatnonzero(columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation")))
+    rows = np.flatnonzero(columns.named(WAITS_FOR_BATCH.search, "user_annotation"))
     if len(rows) < LEAST_WAITS or _STARTS_WORKERS not in columns.name_of(rows[0]):
         return NOTHING
     length_ns = columns.length_ns[rows]
@@ -102,8 +96,8 @@ def conversions(events: TracedEvents) -> tuple[TracedModuleCalls, int]:
     made = np.zeros(len(work), np.bool_)
     made[_converting(events)[work]] = True
     calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
-    others = span_of(columns, columns.is_gpu() & ~work)
-    either = together(span_of(columns, work), others)
+    others = columns.span(columns.is_gpu() & ~work)
+    either = columns.span(work) | others
     found = TracedModuleCalls(CONVERSIONS[0], int(calls.max()), either.total_ns - others.total_ns)
     return found, events.scope.within(either) - events.scope.within(others)
 
@@ -112,16 +106,16 @@ def is_conversion(events: TracedEvents) -> Bools:
     """Return which work of the device copies or converts tensors on it."""
     columns, operator = events.columns, events.launches.operator
     work: Bools = columns.is_gpu() & (operator != NONE) & (_converting(events) != NONE)
-    work &= ~columns.named(WITH_HOST.search, columns.is_of("gpu_memcpy"))
-    communicating = columns.named(_COMMUNICATES.search, columns.is_of("cpu_op", "user_annotation"))
-    work &= nearest(events.nesting, communicating)[operator] == NONE
+    work &= ~columns.named(WITH_HOST.search, "gpu_memcpy")
+    communicating = columns.named(_COMMUNICATES.search, "cpu_op", "user_annotation")
+    work &= events.nesting.nearest(communicating)[operator] == NONE
     return work
 
 
 def _converting(events: TracedEvents) -> Ints:
     """Return the innermost operator around each launch that copies or converts tensors; -1 for none."""
-    which = events.columns.named(lambda name: name in CONVERSIONS, events.columns.is_of("cpu_op"))
-    return nearest(events.nesting, which)[events.launches.operator]
+    which = events.columns.named(lambda name: name in CONVERSIONS, "cpu_op")
+    return events.nesting.nearest(which)[events.launches.operator]
 
 
 def device_reads(events: TracedEvents) -> Ints:
@@ -132,10 +126,10 @@ def device_reads(events: TracedEvents) -> Ints:
     """
     columns, nesting = events.columns, events.nesting
     is_operator = columns.is_of("cpu_op")
-    to_host = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy"))
+    to_host = columns.named(TO_HOST.search, "gpu_memcpy")
     by = events.launches.operator[to_host]
-    calls = columns.named(known_names.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
-    named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
+    calls = columns.named(known_names.COPY_OR_WAIT.search, "cuda_runtime")
+    named = nesting.nearest(columns.named(lambda name: name in READS, among=is_operator))[calls]
     outermost = np.where(is_operator, np.arange(len(is_operator)), NONE)
     for rows in nesting.levels[1:]:
         above = outermost[nesting.parent[rows]]
@@ -160,14 +154,14 @@ def transfers_of(events: TracedEvents) -> Transfers:
     """Return the copies between host and device."""
     columns, scope = events.columns, events.scope
     is_copy = columns.is_of("gpu_memcpy")
-    is_transfer = columns.named(WITH_HOST.search, is_copy)
-    is_other = columns.named(_WITHOUT_HOST.search, is_copy) & ~is_transfer
-    others = span_of(columns, columns.is_gpu() & ~is_transfer)
-    exposed_ns = scope.within(together(span_of(columns, is_transfer), others)) - scope.within(others)
+    is_transfer = columns.named(WITH_HOST.search, among=is_copy)
+    is_other = columns.named(_WITHOUT_HOST.search, among=is_copy) & ~is_transfer
+    others = columns.span(columns.is_gpu() & ~is_transfer)
+    exposed_ns = scope.within(columns.span(is_transfer) | others) - scope.within(others)
     within = (columns.end_ns >= scope.parts[0].begin_ns) & (columns.begin_ns <= scope.end_ns)
     rows = np.flatnonzero(is_transfer & within)
     length_ns = columns.length_ns[rows]
-    to_host = columns.named(TO_HOST.search, is_copy)[rows]
+    to_host = columns.named(TO_HOST.search, among=is_copy)[rows]
     # A copy is not awaited if the operator that launched it, or the call, has returned. One from memory that is not
     # pinned may end a moment after its call.
     by = np.where(events.launches.operator != NONE, events.launches.operator, events.launches.call)[rows]
@@ -201,24 +195,24 @@ def layout_conversions(events: TracedEvents) -> LayoutConversions:
     If the device is idle for longer than they take, it waits for the host: then only their launches are saved.
     """
     columns = events.columns
-    which = columns.named(known_names.LAYOUT.search, columns.is_of("kernel"))
-    if not which.any() or 2 * columns.named(known_names.TO_NCHW.search, which).sum() > which.sum():
+    which = columns.named(known_names.LAYOUT.search, "kernel")
+    if not which.any() or 2 * columns.named(known_names.TO_NCHW.search, among=which).sum() > which.sum():
         return NO_CONVERSIONS
     which &= ~is_conversion(events)
-    others = span_of(columns, columns.is_gpu() & ~which)
-    either = together(span_of(columns, which), others)
+    others = columns.span(columns.is_gpu() & ~which)
+    either = columns.span(which) | others
     calls = events.launches.call[which]
     calls = calls[calls != NONE]
-    calling = span_of(columns, calls[~is_graph_launch(columns)[calls]])
+    calling = columns.span(calls[~columns.is_graph_launch()[calls]])
     bounds = events.scope.bounds
-    alone_ns = covered(either, *bounds) - covered(others, *bounds)
+    alone_ns = either.within(*bounds) - others.within(*bounds)
     idle_ns = np.array([part.idle_ns for part in events.scope.parts], np.int64)
-    saved_ns = np.maximum(alone_ns - idle_ns, np.minimum(covered(calling, *bounds), idle_ns))
+    saved_ns = np.maximum(alone_ns - idle_ns, np.minimum(calling.within(*bounds), idle_ns))
     return LayoutConversions(
         int(which.sum()),
         either.total_ns - others.total_ns,
         int(saved_ns.sum()),
-        bool(columns.named(known_names.MIOPEN_LAYOUT.search, which).any()),
+        bool(columns.named(known_names.MIOPEN_LAYOUT.search, among=which).any()),
     )
 
 
@@ -241,30 +235,30 @@ def waiting_of(events: TracedEvents, reads: Ints) -> HostWaiting:
     """Return what the host waits for; ``reads`` are the operators that read from the device."""
     columns, scope = events.columns, events.scope
     is_mark = columns.is_of("user_annotation")
-    waits = columns.named(WAITS_FOR_BATCH.search, is_mark)
-    captured = covered(union(*captures_of(columns)), columns.begin_ns, columns.begin_ns + 1) > 0
-    allocations = is_allocation(columns) & events.in_scope & ~captured
+    waits = columns.named(WAITS_FOR_BATCH.search, among=is_mark)
+    captured = Intervals.of(*captures_of(columns)).within(columns.begin_ns, columns.begin_ns + 1) > 0
+    allocations = columns.named(known_names.ALLOCATE.search, "cuda_runtime") & events.in_scope & ~captured
     reads = reads[events.in_scope[reads]]
     return HostWaiting(
-        tuple(covered(span_of(columns, waits), *scope.bounds).tolist()),
+        tuple(columns.span(waits).within(*scope.bounds).tolist()),
         tuple(columns.names[i] for i in dict.fromkeys(columns.name.compress(waits).tolist())),
         scope.within(_worker_start(columns)),
-        scope.within(span_of(columns, allocations)),
+        scope.within(columns.span(allocations)),
         int(allocations.sum()),
         int(columns.length_ns[allocations].max(initial=0)),
-        scope.within(span_of(columns, reads)),
+        scope.within(columns.span(reads)),
         tuple(sorted(calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
-        {name: scope.within(span_of(columns, columns.named(name.__eq__, is_mark))) for name in SIDE_WORK},
+        {name: scope.within(columns.span(columns.named(name.__eq__, among=is_mark))) for name in SIDE_WORK},
     )
 
 
 def pageable_copies(events: TracedEvents) -> TracedModuleCalls:
     """Return the copies to a device from memory that is not pinned, in the scope; those at once count once."""
     columns, scope = events.columns, events.scope
-    rows = np.flatnonzero(columns.named(_FROM_PAGEABLE.search, columns.is_of("gpu_memcpy")))
+    rows = np.flatnonzero(columns.named(_FROM_PAGEABLE.search, "gpu_memcpy"))
     ends_ns = np.maximum(columns.end_ns, columns.begin_ns + 1)  # older traces have copies of 0 us
-    rows = rows[covered(scope.windows, columns.begin_ns[rows], ends_ns[rows]) > 0]
-    return TracedModuleCalls("", len(rows), scope.within(span_of(columns, rows)))
+    rows = rows[scope.windows.within(columns.begin_ns[rows], ends_ns[rows]) > 0]
+    return TracedModuleCalls("", len(rows), scope.within(columns.span(rows)))
 
 
 LEAST_STEPS: Final = 3
@@ -362,7 +356,7 @@ def phases_of(events: TracedEvents) -> TracedPhases:
     phase = phase_of(events, by[is_launched])
     of = {name: rows[phase == i] for i, name in enumerate(PHASES)}
     passes = rows[np.isin(phase, [PHASES.index(FORWARD), PHASES.index(BACKWARD)])]
-    multi_tensor = columns.named(known_names.MULTI_TENSOR.search, columns.is_of("kernel"))
+    multi_tensor = columns.named(known_names.MULTI_TENSOR.search, "kernel")
     return TracedPhases(
         {name: _device_ns(events, works) for name, works in of.items()} if len(of[BACKWARD]) else None,
         _device_ns(events, passes),
@@ -380,7 +374,7 @@ def phase_of(events: TracedEvents, rows: Ints) -> Ints:
     columns, section = events.columns, events.launches.section[rows]
     within = {}
     for phase, marks in MARKS.items():
-        around = nearest(events.nesting, columns.named(marks.search, columns.is_of("cpu_op", "user_annotation")))
+        around = events.nesting.nearest(columns.named(marks.search, "cpu_op", "user_annotation"))
         within[phase] = (around[rows] != NONE) | ((section != NONE) & (around[section] != NONE))
     rest = ~within[BACKWARD] & ~within[OPTIMIZER]
     is_forward = within[FORWARD] & rest if (within[FORWARD] & rest).any() else rest
@@ -396,10 +390,10 @@ def _wall_ns(events: TracedEvents) -> int:
     works = works[events.in_scope[call[works]]]
     if not scope.is_steps or not len(works):
         return scope.wall_ns
-    extent = together(scope.windows, span_of(events.columns, works))
-    return int(covered(extent, np.array([free_since(events)], np.int64), extent.end_ns[-1:]).sum())
+    extent = scope.windows | events.columns.span(works)
+    return int(extent.within(np.array([free_since(events)], np.int64), extent.end_ns[-1:]).sum())
 
 
 def _device_ns(events: TracedEvents, rows: Ints) -> int:
     devices = events.columns.device[rows]
-    return sum(span_of(events.columns, rows[devices == device]).total_ns for device in np.unique(devices))
+    return sum(events.columns.span(rows[devices == device]).total_ns for device in np.unique(devices))

@@ -7,13 +7,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.trace_analysis import gaps, timeline
+from training_profiler.trace_analysis import gaps
 from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.events import OneDevice, TracedEvents
+from training_profiler.trace_analysis.columns import NONE, NOTHING, Bools, Columns, Intervals, Ints
+from training_profiler.trace_analysis.events import OneDevice, TracedEvents, bounds_of, step_at
 from training_profiler.trace_analysis.gaps import HOST_STALL, LEAST_SLOW_CALL_NS, NO_IDLE_TIME, Gap
-from training_profiler.trace_analysis.launches import ROUNDING_NS, is_section
-from training_profiler.trace_analysis.timeline import Intervals, covered
+from training_profiler.trace_analysis.launches import ROUNDING_NS
 
 MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause
 
@@ -39,13 +38,13 @@ def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
     columns, calls = events.columns, events.launches.call
     is_long = columns.length_ns >= MAIN_PART * LEAST_SLOW_CALL_NS
     long = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime") & is_long)
-    main = timeline.main_thread(columns)
-    sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
+    main = columns.main_thread
+    sections = np.flatnonzero(columns.is_section() & is_long & (columns.thread == main))
     is_first_run = _is_first_run(events)
 
     @cache
     def active(threads: tuple[int, ...]) -> Intervals:
-        return timeline.span_of(columns, columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads))
+        return columns.span(columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads))
 
     found = []
     for gap in gaps:
@@ -88,7 +87,7 @@ def _innermost(columns: Columns, rows: Ints, gap: Gap) -> int:
 
 def _of_several(columns: Columns, long: Ints, active: Intervals, gap: Gap, section: str) -> Stall:
     """Return the stall of a gap that no single event covers; ``long`` are the longer operators and calls."""
-    active_ns = covered(active, np.array([gap.begin_ns]), np.array([gap.end_ns]))[0]
+    active_ns = active.within(np.array([gap.begin_ns]), np.array([gap.end_ns]))[0]
     if active_ns < MAIN_PART * gap.length_ns:
         return Stall("", False, section)
     outer: Counter[str] = Counter()
@@ -183,7 +182,7 @@ def idle_times(
 
     ``unseen`` is when a device did what is not recorded; ``reads`` are the operators that read from the device.
     """
-    around = gaps.Around(events, unseen, events.device.busy if takes_turns else timeline.NOTHING)
+    around = gaps.Around(events, unseen, events.device.busy if takes_turns else NOTHING)
     idle: list[tuple[Gap, bool]] = []  # each with whether it is between two works
     for device in devices:
         idle += [(gap, True) for gap in gaps.long_gaps(around, device)]
@@ -193,7 +192,7 @@ def idle_times(
     columns, launches, scope = events.columns, events.launches, events.scope
     long = [gap for gap, _ in idle]
     code = code_places(events, long, is_counted)
-    begins, ends = timeline.bounds_of(long)
+    begins, ends = bounds_of(long)
     order = np.argsort(columns.end_ns[reads])
     read = np.searchsorted(columns.end_ns[reads][order], begins, side="right")  # the first that ends after the begin
     follows = np.append(columns.begin_ns[reads][order], np.iinfo(np.int64).max)[read] <= begins
@@ -203,11 +202,11 @@ def idle_times(
     by_cause: Counter[str] = Counter()
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
         idle,
-        timeline.step_at(scope.parts, begins).tolist(),
+        step_at(scope.parts, begins).tolist(),
         code.modules.of_gaps or nowhere,
         code.lines.of_gaps or code.sampled.of_gaps or nowhere,
         follows.tolist(),
-        covered(scope.windows, begins, ends).tolist(),
+        scope.windows.within(begins, ends).tolist(),
         stalls_of(events, long),
         strict=True,
     ):

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, packed
-from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
+from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Intervals, Ints, packed
 
 LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's
 
@@ -18,7 +17,7 @@ LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture 
 def captures_of(columns: Columns) -> tuple[Ints, Ints]:
     """Return the begins and ends of graph captures, in order of time; ns. What is launched meanwhile does not run."""
     begins, ends = (
-        columns.named(pattern.search, columns.is_of("cuda_runtime"))
+        columns.named(pattern.search, "cuda_runtime")
         for pattern in (known_names.BEGIN_CAPTURE, known_names.END_CAPTURE)
     )
     begin_ns, end_ns = columns.begin_ns[begins], np.sort(columns.end_ns[ends])
@@ -27,16 +26,11 @@ def captures_of(columns: Columns) -> tuple[Ints, Ints]:
     return begin_ns, np.append(end_ns, columns.end_ns.max())[after]
 
 
-def is_graph_launch(columns: Columns) -> Bools:
-    """Return which events are calls that replay a graph."""
-    return columns.named(known_names.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
-
-
 def replayed_share(columns: Columns, call: Ints) -> float:
     """Return the share of the device's work, by time, that replays of graphs launched; ``call`` launched each event."""
     works = np.flatnonzero(columns.is_gpu())
     length_ns = columns.length_ns[works]
-    is_replayed = (call[works] != NONE) & is_graph_launch(columns)[call[works]]
+    is_replayed = (call[works] != NONE) & columns.is_graph_launch()[call[works]]
     return float(length_ns[is_replayed].sum() / length_ns.sum()) if length_ns.sum() else 0.0
 
 
@@ -49,12 +43,12 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
     """
     joined = np.full(len(call), NONE, np.int64)
     is_call = columns.is_of("cuda_runtime")
-    replays = np.flatnonzero(is_graph_launch(columns))
+    replays = np.flatnonzero(columns.is_graph_launch())
     begin_ns, end_ns = captures_of(columns)
     if not len(replays) or not len(begin_ns):
         return joined
     makes_node = columns.named(
-        lambda name: known_names.LAUNCH_KERNEL.search(name) or known_names.COPY_OR_FILL.search(name), is_call
+        lambda name: known_names.LAUNCH_KERNEL.search(name) or known_names.COPY_OR_FILL.search(name), among=is_call
     )
     captured = [
         np.flatnonzero(makes_node & (columns.begin_ns >= begin) & (columns.begin_ns < end))
@@ -105,6 +99,31 @@ class Nesting:
     order: Ints  # rows; all events within an event directly follow it
     last: Ints  # the place in that order of the last event within each, or its own place
     levels: tuple[Ints, ...]  # rows by depth, the outermost first
+
+    def outermost(self, group: Ints) -> Bools:
+        """Return which events are not within another one of their group; ``group`` is that of each event."""
+        found, reaches = [], dict.fromkeys(group.tolist(), NONE)
+        for place, (of, last) in enumerate(zip(group[self.order].tolist(), self.last.tolist(), strict=True)):
+            found.append(place > reaches[of])
+            reaches[of] = max(reaches[of], last)
+        is_outermost = np.ones(len(group), np.bool_)
+        is_outermost[self.order] = found
+        return is_outermost
+
+    def with_children(self, own: Ints) -> Ints:
+        """Return the sum of ``own`` over each event and all events within it."""
+        total = own.copy()
+        for rows in reversed(self.levels[1:]):
+            np.add.at(total, self.parent[rows], total[rows])
+        return total
+
+    def nearest(self, which: Bools) -> Ints:
+        """Return the innermost event of ``which`` around each event, or the event itself if it is one; -1 for none."""
+        innermost = np.where(which, np.arange(len(which)), NONE)
+        for rows in self.levels[1:]:
+            inherits = rows.compress(innermost[rows] == NONE)
+            innermost[inherits] = innermost[self.parent[inherits]]
+        return innermost
 
 
 def nesting_of(columns: Columns, which: Bools) -> Nesting:
@@ -161,34 +180,6 @@ def _around(open_ends: Sequence[int], begin: int, end: int) -> int:
     return 0
 
 
-def outermost(nesting: Nesting, group: Ints) -> Bools:
-    """Return which events are not within another one of their group; ``group`` is that of each event of the trace."""
-    found, reaches = [], dict.fromkeys(group.tolist(), NONE)
-    for place, (of, last) in enumerate(zip(group[nesting.order].tolist(), nesting.last.tolist(), strict=True)):
-        found.append(place > reaches[of])
-        reaches[of] = max(reaches[of], last)
-    is_outermost = np.ones(len(group), np.bool_)
-    is_outermost[nesting.order] = found
-    return is_outermost
-
-
-def with_children(nesting: Nesting, own: Ints) -> Ints:
-    """Return the sum of ``own`` over each event and all events within it."""
-    total = own.copy()
-    for rows in reversed(nesting.levels[1:]):
-        np.add.at(total, nesting.parent[rows], total[rows])
-    return total
-
-
-def nearest(nesting: Nesting, which: Bools) -> Ints:
-    """Return the innermost event of ``which`` around each event, or the event itself if it is one; -1 for none."""
-    innermost = np.where(which, np.arange(len(which)), NONE)
-    for rows in nesting.levels[1:]:
-        inherits = rows.compress(innermost[rows] == NONE)
-        innermost[inherits] = innermost[nesting.parent[inherits]]
-    return innermost
-
-
 ROUNDED_NS: Final = 3_000  # times of older traces are whole microseconds
 
 
@@ -219,7 +210,7 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     gpu_rows = np.flatnonzero(columns.is_gpu())
     call = np.full(len(columns.begin_ns), NONE, np.int64)
     is_operator = columns.is_of("cpu_op")
-    operators = nearest(nesting, is_operator)
+    operators = nesting.nearest(is_operator)
     call_rows = np.flatnonzero(columns.is_of("cuda_runtime"))
     correlation, external = columns.correlation, columns.external
     if _is_id_of_calls(columns, operators, gpu_rows, call_rows):
@@ -297,11 +288,11 @@ class LostLaunches:
 
 def lost_launches(columns: Columns, launches: Launches) -> LostLaunches:
     """Return the launches of kernels that have an id, and those of them whose kernels are not recorded."""
-    which = columns.named(known_names.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
-    captured = union(*captures_of(columns))
+    which = columns.named(known_names.LAUNCH_KERNEL.search, "cuda_runtime")
+    captured = Intervals.of(*captures_of(columns))
     if which.any() and len(captured.begin_ns):
         begins = columns.begin_ns
-        which &= covered_before(captured, begins + 1) == covered_before(captured, begins)
+        which &= captured.before(begins + 1) == captured.before(begins)
     return LostLaunches(*without_work(columns, launches, which))
 
 
@@ -324,21 +315,16 @@ def is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
     return (number > 0) & (number < first)
 
 
-def is_section(columns: Columns) -> Bools:
-    """Return which events are annotations of the host, steps excluded."""
-    return columns.is_of("user_annotation") & ~columns.is_step()
-
-
 def sections_of(columns: Columns, nesting: Nesting) -> Ints:
     """Return the innermost annotation around each event, or the event itself if it is one; -1 for none.
 
     TracedEvents on autograd's own threads belong to the current section of the training thread.
     """
-    which = is_section(columns)
-    innermost = nearest(nesting, which)
-    main = main_thread(columns)
+    which = columns.is_section()
+    innermost = nesting.nearest(which)
+    main = columns.main_thread
     elsewhere = np.flatnonzero((innermost == NONE) & (columns.thread != main) & columns.is_of("cpu_op", "cuda_runtime"))
-    innermost[elsewhere] = timeline_of(columns, which & (columns.thread == main)).at(columns.begin_ns[elsewhere])
+    innermost[elsewhere] = columns.timeline(which & (columns.thread == main)).at(columns.begin_ns[elsewhere])
     return innermost
 
 

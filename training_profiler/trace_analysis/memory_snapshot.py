@@ -4,7 +4,7 @@ import io
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from itertools import accumulate
@@ -331,8 +331,8 @@ def _of_device(
         unused_empty_bytes=empty,
         largest_unused_bytes=largest,
         segments=len(segments),
-        by_phase=_by(live.values(), lambda origin: MemoryOrigin("", origin.phase)),
-        by_place=_by(live.values(), lambda origin: origin),
+        by_phase=_held(live, has_place=False),
+        by_place=_held(live),
         peak=_peak(live, history, origins),
         out_of_memory=tuple(
             OutOfMemory(entry.size, entry.device_free, origins.of(entry.frames).place)
@@ -351,10 +351,11 @@ def _asked(block: MemoryBlock) -> tuple[int, Any]:
     return block.size, block.frames
 
 
-def _by(live: Iterable[tuple[int, MemoryOrigin]], key: Callable[[MemoryOrigin], MemoryOrigin]) -> tuple[Held, ...]:
+def _held(live: Live, has_place: bool = True) -> tuple[Held, ...]:
+    """Return what was requested in each place, or in each phase alone, the largest first."""
     sums: dict[MemoryOrigin, list[int]] = defaultdict(lambda: [0, 0])
-    for size, origin in live:
-        total = sums[key(origin)]
+    for size, origin in live.values():
+        total = sums[origin if has_place else origin._replace(place="")]
         total[0] += size
         total[1] += 1
     rows = (Held(origin.place, origin.phase, size, count) for origin, (size, count) in sums.items())
@@ -376,8 +377,8 @@ def _peak(live: Live, history: Sequence[Entry], origins: Origins) -> MemoryPeak 
         bytes=highest,
         before_end_s=None if last_us is None or peak_us is None else (last_us - peak_us) / US_PER_S,
         entries=len(history),
-        by_phase=_by(then.values(), lambda origin: MemoryOrigin("", origin.phase)),
-        by_place=_by(then.values(), lambda origin: origin),
+        by_phase=_held(then, has_place=False),
+        by_place=_held(then),
     )
 
 

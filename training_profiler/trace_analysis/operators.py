@@ -12,7 +12,6 @@ from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.columns import NONE, Columns, Ints, Numbers, summed
 from training_profiler.trace_analysis.events import TracedEvents
-from training_profiler.trace_analysis.launches import is_graph_launch, outermost, with_children
 from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
 
 
@@ -45,12 +44,12 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
         return (), ()
     by_operator = _device_time(columns, launches.operator)
     by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
-    device_total = by_call + with_children(nesting, by_operator)
+    device_total = by_call + nesting.with_children(by_operator)
 
     def stats(group: Ints) -> Sequence[Ints]:
         groups = np.full(len(nesting.parent), NONE, np.int64)
         groups[rows] = group
-        is_outermost = outermost(nesting, groups)[rows]
+        is_outermost = nesting.outermost(groups)[rows]
         return (
             nesting.self_ns[rows],
             np.where(is_outermost, columns.length_ns[rows], 0),
@@ -59,18 +58,13 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
         )
 
     sections = launches.section[rows]
-    names, shapes = columns.name[rows], columns.shapes[rows]
-    labels = [(name, "") for name in columns.names]
-    by_name = _lines(columns, labels, names, stats(names), sections)
-    if not any(columns.shape_texts):
+    names = columns.name[rows]
+    by_name = _lines(columns, [(name, "") for name in columns.names], names, stats(names), sections)
+    if not any(columns.shapes.texts):
         return by_name, ()
-    # One number for each pair of name and shapes.
-    width = len(columns.shape_texts) + 1
-    pairs, group = np.unique(names * width + shapes + 1, return_inverse=True)
-    texts = ("", *columns.shape_texts)
-    labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs.tolist()]
+    labels, group = columns.named_and_shaped
     # An operator may call itself with other shapes.
-    return by_name, _lines(columns, labels, group, stats(group), sections)
+    return by_name, _lines(columns, labels, group[rows], stats(group[rows]), sections)
 
 
 def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
@@ -176,10 +170,9 @@ def kernels_of(events: TracedEvents) -> Kernels:
     is_shorter = np.zeros(len(rows), np.bool_)
     is_shorter[known] = duration[known] < columns.length_ns[calls[known]]
     kernels = _by_name(columns, rows, duration)
-    by_kind: dict[str, int] = {}
+    by_kind: Counter[str] = Counter()
     for kernel in kernels:
-        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.total_ns
-
+        by_kind[kernel.kind] += kernel.total_ns
     dense = [kernel for kernel in kernels if kernel.kind in DENSE and not kernel.is_tensor_core]
     on_other_cores_ns = sum(kernel.total_ns for kernel in dense if known_names.lacks_tensor_cores(kernel.name))
 
@@ -195,11 +188,11 @@ def kernels_of(events: TracedEvents) -> Kernels:
         below_100us_share=share(int(duration[duration < MIDDLING_NS].sum())),
         tensor_core_share=share(sum(kernel.total_ns for kernel in kernels if kernel.is_tensor_core)),
         flash_ns=sum(kernel.total_ns for kernel in kernels if kernel.is_flash),
-        attention_ns=by_kind.get(known_names.ATTENTION, 0),
-        unclassified_share=share(by_kind.get(known_names.UNCLASSIFIED, 0)),
+        attention_ns=by_kind[known_names.ATTENTION],
+        unclassified_share=share(by_kind[known_names.UNCLASSIFIED]),
         launch_bound_count=int(is_shorter.sum()),
         launch_known_count=int(known.sum()),
-        by_kind_ns=dict(sorted(by_kind.items(), key=lambda item: -item[1])),
+        by_kind_ns=dict(by_kind.most_common()),
         on_other_cores_ns=on_other_cores_ns,
         on_unknown_cores_ns=sum(kernel.total_ns for kernel in dense) - on_other_cores_ns,
         without_launch=int((launches.call[columns.is_gpu()] == NONE).sum()),
@@ -328,10 +321,10 @@ def roofline_of(events: TracedEvents) -> Roofline:
     groups = Numbers()
     of = (columns.name[operator], columns.inputs[operator], columns.device[works])
     group, call = groups.of(zip(*(array.tolist() for array in of), strict=True)), launches.call[works]
-    replay = np.where((call != NONE) & is_graph_launch(columns)[call], call, NONE)
+    replay = np.where((call != NONE) & columns.is_graph_launch()[call], call, NONE)
     runs = Counter(of for of, *_ in {*zip(group.tolist(), operator.tolist(), replay.tolist(), strict=True)})
     total_ns = np.bincount(group, length_ns[works], len(groups))
-    uses_tensor_cores = columns.named(known_names.uses_tensor_cores, columns.is_of("kernel"))[works]
+    uses_tensor_cores = columns.named(known_names.uses_tensor_cores, "kernel")[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))
     rates = [
         _rate(columns, key, int(total_ns[i]), runs[i], tensor_ns[i] > total_ns[i] / 2)

@@ -17,7 +17,6 @@ from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
 from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
-from training_profiler.trace_analysis.timeline import main_thread
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
 MOST_BEHIND: Final = 0.1  # of the time from the first step to the end of all work
@@ -84,7 +83,7 @@ class Graph:
 def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     """Return the graph, or why the trace does not have what it needs."""
     columns, scope = events.columns, events.scope
-    main = main_thread(columns)
+    main = columns.main_thread
     rows = np.flatnonzero(columns.is_gpu())
     rows = rows[np.lexsort((columns.end_ns[rows], columns.begin_ns[rows]))]
     calls = events.launches.call[rows]
@@ -158,7 +157,7 @@ class _Builder:
         self, events: TracedEvents, pieces: HostPieces, works: Works, calls: Ints, bounds: tuple[int, int]
     ) -> None:
         self._events, self._columns, self._pieces, self._works = events, events.columns, pieces, works
-        self._main, self._bounds = main_thread(events.columns), bounds
+        self._main, self._bounds = events.columns.main_thread, bounds
         self._waits = path_links.waits_of(events.columns, works, calls)
         self._handovers = path_links.handovers_of(events.columns, events.nesting, pieces, self._main)
         self._point = self._points()

@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Intervals, Ints
 from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, MARKS, PHASES, phase_of
-from training_profiler.trace_analysis.launches import Nesting, is_graph_launch, nearest
-from training_profiler.trace_analysis.timeline import covered, union
+from training_profiler.trace_analysis.launches import Nesting
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
 OVERLAP_NS: Final = 2_000  # by which work may begin before what it waits for has ended, as the device records it
@@ -64,7 +63,7 @@ def works_of(events: TracedEvents, rows: Ints, calls: Ints) -> Works:
     begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
     call_begin_ns, call_end_ns = columns.begin_ns[calls], columns.end_ns[calls]
     is_launched = (calls != NONE) & (call_begin_ns <= begin_ns)
-    replay = np.where(is_launched & is_graph_launch(columns)[calls], calls, NONE)
+    replay = np.where(is_launched & columns.is_graph_launch()[calls], calls, NONE)
     # How long each waits after its launch though nothing recorded runs. What communicates waits for other ranks, and
     # what a graph waits for between its works need not be device work.
     before_ns = np.append(LONG_AGO, np.maximum.accumulate(end_ns)[:-1]) if len(end_ns) else end_ns
@@ -158,8 +157,8 @@ def device_links(works: Works) -> DeviceLinks:
     late = np.flatnonzero((other == NONE) & ~works.is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
     begin_ns = ready[late]
     end_ns = works.begin_ns[late]
-    busy = union(works.begin_ns[~works.is_copy], works.end_ns[~works.is_copy])
-    is_busy: Bools = covered(busy, begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
+    busy = Intervals.of(works.begin_ns[~works.is_copy], works.end_ns[~works.is_copy])
+    is_busy: Bools = busy.within(begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
     late = late[is_busy]
     # It may begin while the last blocks of another kernel run.
     last = _ended_last(works, late, works.begin_ns[late] + NEAR_NS)
@@ -247,7 +246,7 @@ def event_waits(columns: Columns, works: Works) -> list[tuple[int, int]]:
     stream before the call, if that had ended when it began.
     """
     pairs = []
-    call = columns.named(known_names.WAIT_FOR_EVENT.search, columns.is_of("cuda_runtime"))
+    call = columns.named(known_names.WAIT_FOR_EVENT.search, "cuda_runtime")
     thread, at_ns = columns.thread[call], columns.begin_ns[call]
     streams = [(of[0], of, np.maximum.accumulate(works.called_ns[of])) for of in works.streams()]
     for one in np.unique(thread).tolist():
@@ -325,11 +324,11 @@ def host_pieces(events: TracedEvents) -> HostPieces:
 
 
 def _labels(columns: Columns, nesting: Nesting, row: Ints) -> tuple[Ints, Ints]:
-    operator = nearest(nesting, columns.is_of("cpu_op"))
-    loads = nearest(nesting, columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation")))
+    operator = nesting.nearest(columns.is_of("cpu_op"))
+    loads = nesting.nearest(columns.named(WAITS_FOR_BATCH.search, "user_annotation"))
     is_call = columns.is_of("cuda_runtime")
-    waits = columns.named(known_names.SYNCHRONIZE.search, is_call)
-    allocates = columns.named(known_names.ALLOCATE_ANY.search, is_call)
+    waits = columns.named(known_names.SYNCHRONIZE.search, among=is_call)
+    allocates = columns.named(known_names.ALLOCATE_ANY.search, among=is_call)
     known = row != NONE
 
     def at(values: Ints | Bools) -> Ints:
@@ -369,12 +368,14 @@ class Handover:
 
 def waits_of(columns: Columns, works: Works, calls: Ints) -> list[Wait]:
     """Return the calls that wait for the device; ``calls`` are those that launched the works."""
-    duration = columns.end_ns - columns.begin_ns
+    duration = columns.length_ns
     is_call = columns.is_of("cuda_runtime")
     least = np.full(len(columns.names), np.iinfo(np.int64).max)
     np.minimum.at(least, columns.name[is_call], duration[is_call])
     found: dict[int, tuple[list[int], bool]] = {}
-    sync = columns.named(lambda name: known_names.SYNCHRONIZE.search(name) or known_names.FREE.search(name), is_call)
+    sync = columns.named(
+        lambda name: known_names.SYNCHRONIZE.search(name) or known_names.FREE.search(name), among=is_call
+    )
     rows = np.flatnonzero(sync & (duration > 0))
     for of_stream in works.streams():
         for row, work in zip(rows.tolist(), _awaited(columns, works, of_stream, rows).tolist(), strict=True):
@@ -429,7 +430,7 @@ def _full_queue(columns: Columns, works: Works, calls: Ints) -> list[tuple[int, 
 
 def handovers_of(columns: Columns, nesting: Nesting, pieces: HostPieces, main: int) -> list[Handover]:
     """Return where the training thread records nothing while a thread of autograd works."""
-    is_backward = columns.named(MARKS[BACKWARD].search, columns.is_of("cpu_op", "user_annotation"))
+    is_backward = columns.named(MARKS[BACKWARD].search, "cpu_op", "user_annotation")
     of = pieces.of(main)
     is_empty = pieces.kind[of] == KINDS.index(OUTSIDE)
     begins, ends = pieces.begin_ns[of][is_empty], pieces.end_ns[of][is_empty]

@@ -13,10 +13,10 @@ from training_profiler.diagnosis.finding import Finding
 from training_profiler.trace_analysis import rules_findings
 from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
 from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
-from training_profiler.trace_analysis.events import StepParts
+from training_profiler.trace_analysis.events import PARTS, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.idle_times import AttributedGap
-from training_profiler.trace_analysis.operators import SORT_KEYS, Kernels, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, Rate, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.rules_findings import THRESHOLDS, saving_ms
 from training_profiler.trace_analysis.trace import Trace
@@ -25,7 +25,6 @@ SCHEMA: Final = 2  # of `--json`; 1 had no such key, and called a saving worth_m
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
-PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
 # Unknown without recorded device work.
 OF_DEVICE: Final = "compute_union_ms comm_union_ms comm_exposed_ms kernel_sum_ms flash_kernel_ms attention_kernel_ms"
 DIGITS: Final = 3  # of steps' lengths in ms
@@ -42,13 +41,13 @@ def data_of(item: Any, fields: str) -> dict[str, Any]:
     Args:
         item: the record.
         fields: the names of its fields, or ``key=field`` where the key has another name. That of ``key_ms`` is
-            ``key_ns``, and that of ``key_pct`` a share.
+            ``key_ns``, as that of ``key_us``, and that of ``key_pct`` a share.
     """
     data = {}
     for key, _, field in (word.partition("=") for word in fields.split()):
-        value = attrgetter(field or (f"{key[:-3]}_ns" if key.endswith("_ms") else key))(item)
-        if key.endswith("_ms"):
-            value = in_ms(value)
+        value = attrgetter(field or (f"{key[:-3]}_ns" if key.endswith(("_ms", "_us")) else key))(item)
+        if key.endswith(("_ms", "_us")):
+            value /= NS_PER_MS if key.endswith("_ms") else NS_PER_US
         elif key.endswith("_pct"):
             value = _percent(value)
         data[key] = None if value == "" else value
@@ -65,8 +64,16 @@ def trace_data(
         "allocations": analysis.allocations,
         "host_communication": analysis.host_collectives,
     }
-    data = {"schema": SCHEMA} | _whole_data(analysis) | _kernel_data(analysis.kernels)
+    kernels = data_of(
+        analysis.kernels,
+        "kernel_sum_ms=total_ns kernels_lt10us=short_count kernels_lt10us_time_pct=short_share "
+        "kernels_lt100us_time_pct=below_100us_share kernels_shorter_than_launch=launch_bound_count "
+        "kernels_with_launch=launch_known_count flash_kernel_ms=flash_ns attention_kernel_ms=attention_ns "
+        "tensorcore_named_pct=tensor_core_share unclassified_pct=unclassified_share",
+    )
+    data = {"schema": SCHEMA} | _whole_data(analysis) | kernels
     data |= {
+        "kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in analysis.kernels.by_kind_ns.items()},
         "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
         "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
         "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
@@ -125,17 +132,6 @@ def _whole_data(analysis: Trace) -> dict[str, Any]:
         ],
         "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
     }
-
-
-def _kernel_data(kernels: Kernels) -> dict[str, Any]:
-    data = data_of(
-        kernels,
-        "kernel_sum_ms=total_ns kernels_lt10us=short_count kernels_lt10us_time_pct=short_share "
-        "kernels_lt100us_time_pct=below_100us_share kernels_shorter_than_launch=launch_bound_count "
-        "kernels_with_launch=launch_known_count flash_kernel_ms=flash_ns attention_kernel_ms=attention_ns "
-        "tensorcore_named_pct=tensor_core_share unclassified_pct=unclassified_share",
-    )
-    return data | {"kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()}}
 
 
 def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
@@ -228,7 +224,7 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
         "shares_of": {
             "what": "steps" if analysis.scope.is_steps else "recording",
             "ms": in_ms(analysis.scope.wall_ns),
-            "recurs": analysis.scope.repetition and analysis.scope.repetition.name,
+            "recurs": analysis.scope.recurs or None,
             "times": analysis.scope.repetitions or None,
         },
         "parallelism": list(analysis.parallelism),

@@ -17,12 +17,12 @@ from training_profiler.reports.page_document import document
 from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path import critical_path, outcomes, spans_of
+from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.reader import read_text
 from training_profiler.trace_analysis.report_figures import (
-    PARTS,
     bandwidth_data,
     data_of,
     in_ms,
@@ -120,9 +120,7 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "operators": operator_rows,
     "kernels": lambda trace: Table(
         [
-            data_of(row, "kernel=name kind calls total_ms")
-            | {"mean_us": row.mean_ns / 1000}
-            | data_of(row, "occupancy blocks_per_sm")
+            data_of(row, "kernel=name kind calls total_ms mean_us occupancy blocks_per_sm")
             | {"tensor_cores": int(row.is_tensor_core)}
             for row in trace.kernels.rows
         ]

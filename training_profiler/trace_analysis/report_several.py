@@ -21,9 +21,9 @@ from training_profiler.trace_analysis.compare import (
     TraceComparison,
     TraceDifference,
 )
+from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
 from training_profiler.trace_analysis.report_figures import (
-    PARTS,
     data_of,
     finding_lines,
     gpu_name,
@@ -233,10 +233,7 @@ def _waiting_ns(collective: RankCollective) -> float:
 
 def _times_ns(trace: Trace) -> Counter[str]:
     times = Counter(
-        {
-            "computation": sum(part.compute_ns for part in trace.scope.parts),
-            "exposed copies": sum(part.exposed_copies_ns for part in trace.scope.parts),
-        }
+        {"computation": trace.scope.total.compute_ns, "exposed copies": trace.scope.total.exposed_copies_ns}
     )
     for cause, ns in trace.idle_ns_by_cause.items():
         if cause not in NO_IDLE_TIME:
@@ -256,7 +253,10 @@ def render_ranks(
     traces: Sequence[Trace], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> str:
     """Return one report over the traces of several ranks: their steps, who waits for whom, what to change."""
-    parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n{_same_rank(traces)}"]
+    ranks = Counter(trace.rank for trace in traces if trace.rank is not None)
+    twice = [f"{count} files are of rank {rank}" for rank, count in ranks.most_common(MOST_LATE) if count > 1]
+    not_compared = f"{', '.join(twice)}: ranks are not compared.\n" if twice else ""
+    parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n{not_compared}"]
     if over_ranks:
         parts.append(f"=== Communication over ranks ===\n{communication_over_ranks(over_ranks)}\n")
     parts.append(f"=== Recommendations ===\n{_recommendations(traces, over_ranks, thresholds)}\n")
@@ -267,12 +267,6 @@ def are_ranks(traces: Sequence[Trace]) -> bool:
     """Return whether these are traces of different ranks of one job, according to the traces."""
     ranks = {analysis.rank for analysis in traces}
     return None not in ranks and len(ranks) == len(traces) and len({trace.world_size for trace in traces}) == 1
-
-
-def _same_rank(traces: Sequence[Trace]) -> str:
-    ranks = Counter(trace.rank for trace in traces if trace.rank is not None)
-    twice = [f"{count} files are of rank {rank}" for rank, count in ranks.most_common(MOST_LATE) if count > 1]
-    return f"{', '.join(twice)}: ranks are not compared.\n" if twice else ""
 
 
 def _names(traces: Sequence[Trace]) -> dict[Path, str]:
@@ -286,8 +280,8 @@ def _overview(traces: Sequence[Trace]) -> str:
         wall_ns = trace.scope.wall_ns
         shares: list[float | None] = [None] * (1 + len(PARTS))
         if trace.has_gpu and wall_ns:
-            sums = [sum(getattr(part, key) for part in trace.scope.parts) for key in PARTS]
-            shares = [trace.scope.utilization, *(ns / wall_ns for ns in sums)]
+            parts_ns = (getattr(trace.scope.total, key) for key in PARTS)
+            shares = [trace.scope.utilization, *(ns / wall_ns for ns in parts_ns)]
         rows.append((names[trace.path], len(trace.steps), ms(wall_ns), *map(percent, shares)))
     headers = ("", "steps", "time", "device\nbusy", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
     warned = [line for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]

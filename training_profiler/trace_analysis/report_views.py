@@ -10,10 +10,10 @@ from training_profiler.diagnosis.finding import check_lines
 from training_profiler.trace_analysis import report_work as work
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path import Link, Path, critical_path, outcomes
+from training_profiler.trace_analysis.events import PARTS, sum_of
 from training_profiler.trace_analysis.memory_snapshot import Held, MemoryPeak, SnapshotOfDevice
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report_figures import (
-    PARTS,
     amount,
     finding_lines,
     gap_causes,
@@ -45,7 +45,7 @@ VIEWS: Final[Mapping[str, Callable[[Trace, str, Sequence[RankCollective], Mappin
     "trace": lambda trace, *_: _trace(trace),
     "memory": lambda trace, *_: _memory(trace),
     "communication": lambda trace, _, over_ranks, __: work.communication(trace, over_ranks),
-    CRITICAL_PATH: lambda trace, *_: render_critical_path(trace.graph),
+    CRITICAL_PATH: lambda trace, *_: render_path(trace.graph),
     "checklist": lambda trace, *_: "\n".join(check_lines(checks(trace), text_width())),
     "recommendations": lambda trace, _, __, thresholds: _recommendations(trace, thresholds),
 }
@@ -106,8 +106,8 @@ def _overview(analysis: Trace) -> str:
 
 
 def _without_steps(analysis: Trace) -> str:
-    repeated = analysis.scope.repetition
-    recurs = f" {shortened(repeated.name, MOST_MARK)} recurs {repeated.count} times." if repeated else ""
+    scope = analysis.scope
+    recurs = f" {shortened(scope.recurs, MOST_MARK)} recurs {scope.repetitions} times." if scope.recurs else ""
     return (
         f"No steps are marked, so shares are of the whole recording.{recurs} Call profiler.step() after each step to "
         "mark them."
@@ -122,7 +122,7 @@ def _steps(analysis: Trace) -> str:
     rows: list[Sequence[object]] = [
         (step.name, *(ms(getattr(step, key)) for key in keys)) for step in analysis.steps[:MOST_ROWS]
     ]
-    sums = [sum(getattr(step, key) for step in analysis.steps) for key in keys]
+    sums = [getattr(analysis.scope.total, key) for key in keys]
     rows.append((f"all {len(analysis.steps)}", *(ms(value) for value in sums)))
     rows.append(("", *(percent(value / max(1, sums[0])) for value in sums)))
     return table(headers, rows)
@@ -132,7 +132,7 @@ def _devices(analysis: Trace) -> str:
     rows = []
     for device in analysis.devices:
         busy = ms(device.device.busy.total_ns), percent(device.utilization_in_steps)
-        parts = (ms(sum(getattr(step, key) for step in device.steps)) for key in PARTS)
+        parts = (ms(getattr(sum_of(device.steps), key)) for key in PARTS)
         rows.append((f"device {device.index}", *busy, *parts))
     headers = ("", "busy", "of\nsteps", "compute", "exposed\ncomm.", "exposed\ncopies", "idle")
     return table(headers, rows)
@@ -222,26 +222,13 @@ ASSUMED: Final = (
 )
 
 
-def render_critical_path(graph: Graph | str | None) -> str:
-    """Return the view as text, or why the trace has none."""
+def render_path(graph: Graph | str | None, what: str = "of this trace", of: str = "this trace") -> str:
+    """Return the critical path ``what`` as text, or why there is none; ``of`` is the trace, or the traces."""
     if graph is None or isinstance(graph, str):
-        return wrapped(f"The critical path of this trace is unknown: {graph or 'it was not computed'}.")
-    return _path_text(graph) or "Nothing in this trace takes time."
-
-
-def render_path_over_ranks(graph: Graph | str) -> str:
-    """Return the path over all ranks as text with its heading, or why there is none."""
-    if isinstance(graph, str):
-        body = wrapped(f"The critical path over ranks is unknown: {graph}.")
-    else:
-        body = _path_text(graph) or "Nothing in these traces takes time."
-    return f"=== Critical path over ranks ===\n{body}\n"
-
-
-def _path_text(graph: Graph) -> str:
+        return wrapped(f"The critical path {what} is unknown: {graph or 'it was not computed'}.")
     path = critical_path(graph)
     if not path.wall_ns:
-        return ""
+        return f"Nothing in {of} takes time."
     parts = [_title(path, len(graph.sides))]
     if graph.is_of_ranks:
         parts.append(_sums(path, {f"rank {rank}": ns for rank, ns in path.ranks_ns.items()}))

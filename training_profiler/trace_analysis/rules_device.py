@@ -240,8 +240,8 @@ def single_tensor_optimizer(analysis: Trace, _: float) -> Finding | None:
 @RULES.rule("exposed-communication", threshold=0.10, needs=(DEVICE, WHOLE), is_measured=True)
 def exposed_communication(analysis: Trace, _: float) -> Finding | None:
     """Flag communication that no computation hides, over 10 % of step time."""
-    ns = sum(part.exposed_communication_ns for part in analysis.scope.parts)
-    share, total_ns = analysis.share_of_scope(ns), analysis.device.communication.total_ns
+    ns, total_ns = analysis.scope.total.exposed_communication_ns, analysis.device.communication.total_ns
+    share = analysis.share_of_scope(ns)
     hidden = 1 - analysis.exposed_communication_ns / total_ns if total_ns else 0.0
     return found(
         f"{share:.1%} of {analysis.scope.time} is exposed communication ({hidden:.0%} of communication is hidden)",

@@ -55,8 +55,7 @@ def data_loading(analysis: Trace, _: float) -> Finding | None:
 @RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, AT_ONCE), fires=operator.lt)
 def idle(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
-    used, idle_ns = analysis.utilization, sum(part.idle_ns for part in analysis.scope.parts)
-    idle_ns -= analysis.recording_ns + analysis.unseen_ns
+    used, idle_ns = analysis.utilization, analysis.scope.total.idle_ns - analysis.recording_ns - analysis.unseen_ns
     if used is None or not analysis.is_idle_for(idle_ns, 1 - threshold):
         return None
     main, cause, fix = _main_cause(analysis, idle_ns)

@@ -8,19 +8,17 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from training_profiler.trace_analysis import communication, events, host_activity
-from training_profiler.trace_analysis.columns import Bools, Columns
+from training_profiler.trace_analysis import communication, events, host_activity, known_names
+from training_profiler.trace_analysis.columns import Columns
 from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, unseen_work, without_skew
 from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
 from training_profiler.trace_analysis.events import DeviceMemory, StepParts, TracedEvents
 from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING
-from training_profiler.trace_analysis.host_activity import calls_named, pace_variation, phases_of
+from training_profiler.trace_analysis.host_activity import TracedModuleCalls, calls_named, pace_variation, phases_of
 from training_profiler.trace_analysis.idle_times import idle_times
-from training_profiler.trace_analysis.known_names import HAS_GRAPHS, SYNCHRONIZE
-from training_profiler.trace_analysis.launches import is_section, replayed_share
+from training_profiler.trace_analysis.launches import replayed_share
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
 from training_profiler.trace_analysis.path_graph import graph_of
-from training_profiler.trace_analysis.timeline import gaps, main_thread, overlap, timeline_of
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 LEAST_IN_TURNS: Final = 0.5  # of the scope
@@ -30,6 +28,14 @@ _Answer = TypeVar("_Answer")
 
 def _of(ask: "Callable[[Trace], _Answer]") -> cached_property[_Answer]:
     return cached_property(ask)
+
+
+def _calls(pattern: re.Pattern[str], *categories: str) -> cached_property[tuple[TracedModuleCalls, ...]]:
+    return _of(lambda trace: calls_named(trace.columns, trace.columns.named(pattern.search, *categories)))
+
+
+def _runs(pattern: re.Pattern[str], *categories: str) -> cached_property[bool]:
+    return _of(lambda trace: bool(trace.columns.named(pattern.search, *categories).any()))
 
 
 class Trace(TracedEvents):
@@ -57,7 +63,7 @@ class Trace(TracedEvents):
     takes_turns = _of(lambda trace: events.take_turns(trace.devices, trace.device.busy))
     # The communication at times without computation.
     exposed_communication_ns = _of(
-        lambda trace: trace.device.communication.total_ns - overlap(trace.device.communication, trace.device.compute)
+        lambda trace: (trace.device.communication | trace.device.compute).total_ns - trace.device.compute.total_ns
     )
     # Why figures about the device cannot be trusted.
     doubts = _of(lambda trace: doubts_of(trace, trace._unseen))
@@ -93,12 +99,10 @@ class Trace(TracedEvents):
     roofline = _of(roofline_of)
     # What the device copies, reads of it that wait, and other activity of the host.
     copies = _of(lambda trace: calls_named(trace.columns, trace.columns.is_of("gpu_memcpy"), has_bytes=True))
-    synchronizations = _of(lambda trace: calls_named(trace.columns, _named(trace, SYNCHRONIZE, "cuda_runtime")))
-    allocations = _of(lambda trace: calls_named(trace.columns, host_activity.is_allocation(trace.columns)))
+    synchronizations = _calls(known_names.SYNCHRONIZE, "cuda_runtime")
+    allocations = _calls(known_names.ALLOCATE, "cuda_runtime")
     # The collectives that threads of the host run, such as those of gloo, at the same time as others.
-    host_collectives = _of(
-        lambda trace: calls_named(trace.columns, _named(trace, host_activity.ON_HOST, "cpu_op", "user_annotation"))
-    )
+    host_collectives = _calls(host_activity.ON_HOST, "cpu_op", "user_annotation")
     data_loading = _of(host_activity.data_loading)
     transfers = _of(host_activity.transfers_of)
     pageable = _of(host_activity.pageable_copies)
@@ -113,11 +117,9 @@ class Trace(TracedEvents):
     # The device work of each part of a step.
     phases = _of(phases_of)
     # Whether the host ran what torch.compile made.
-    is_compiled = _of(
-        lambda trace: _named(trace, host_activity.COMPILED, "cpu_op", "user_annotation", "gpu_user_annotation").any()
-    )
+    is_compiled = _runs(host_activity.COMPILED, "cpu_op", "user_annotation", "gpu_user_annotation")
     # Whether it runs a server of language models, which reserves memory for its cache at its start.
-    is_serving = _of(lambda trace: _named(trace, host_activity.SERVES, "cpu_op", "user_annotation", "kernel").any())
+    is_serving = _runs(host_activity.SERVES, "cpu_op", "user_annotation", "kernel")
     # The share of the device's work by time that replays of graphs launched.
     replayed_share = _of(lambda trace: replayed_share(trace.columns, trace.launches.call))
     # What waits for what; or why that is unknown.
@@ -133,20 +135,19 @@ class Trace(TracedEvents):
     @cached_property
     def gap_lengths_ns(self) -> tuple[int, ...]:
         """The lengths of all gaps, the longest first."""
-        between = gaps(self.device.busy)
-        return tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True))
+        return tuple(sorted(self.device.busy.between.length_ns.tolist(), reverse=True))
 
     @cached_property
     def memory(self) -> tuple[DeviceMemory, ...]:
         """The memory of each device, if it was recorded."""
-        on_main = is_section(self.columns) & (self.columns.thread == main_thread(self.columns))
-        return tuple(events.memory_of(self.columns, self.steps, timeline_of(self.columns, on_main)))
+        on_main = self.columns.is_section() & (self.columns.thread == self.columns.main_thread)
+        return tuple(events.memory_of(self.columns, self.steps, self.columns.timeline(on_main)))
 
     @cached_property
     def has_graphs(self) -> bool:
         """Whether the device's runtime can replay work as a graph; True if no call of it was recorded."""
         calls = np.unique(self.columns.name[self.columns.is_of("cuda_runtime")]).tolist()
-        return not calls or any(HAS_GRAPHS.match(self.columns.names[name]) for name in calls)
+        return not calls or any(known_names.HAS_GRAPHS.match(self.columns.names[name]) for name in calls)
 
     # All idle times of at least 30 us in the steps: gaps, and before the first work and after the last.
     idle_times = _of(lambda trace: trace.gaps + trace.edges)
@@ -242,7 +243,7 @@ class Trace(TracedEvents):
         return bool(self.settled_ns) and ns > threshold * self.settled_ns
 
     # How long the device computed within the scope; of several devices the sum.
-    computed_ns = _of(lambda trace: sum(part.compute_ns for part in trace.scope.parts))
+    computed_ns = _of(lambda trace: trace.scope.total.compute_ns)
 
     def gap_ns(self, *causes: str) -> int:
         """Return the idle time of these causes within the scope; of several devices the mean."""
@@ -301,10 +302,6 @@ class Trace(TracedEvents):
         for name in _OF_EVENTS:
             del self.__dict__[name]
         return self
-
-
-def _named(trace: TracedEvents, pattern: re.Pattern[str], *categories: str) -> Bools:
-    return trace.columns.named(pattern.search, trace.columns.is_of(*categories))
 
 
 def _variation(steps: Sequence[StepParts]) -> float | None:

@@ -45,7 +45,7 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     found = analyse(path)
     for name, places in (("gaps", found.gaps), ("idle_at_ends", found.edges)):
         assert [(float(row["length_ms"]), row["cause"]) for row in rows(folder / f"{name}.csv")] == [
-            (place.gap.length_ns / 1e6, "data loader") for place in places
+            (place.length_ns / 1e6, "data loader") for place in places
         ]
     assert len(rows(folder / "steps.csv")) == LOOP.steps
     (kernel,) = rows(folder / "kernels.csv")
@@ -150,7 +150,7 @@ def test_annotated_copy_has_all_events_and_the_gaps_with_their_causes(name, tmp_
         (link.name or link.kind, link.kind) for link in critical_path(found.graph).links
     }
     assert [(round(e["ts"] * 1000), round(e["dur"] * 1000), e["name"]) for e in gaps] == [
-        (place.gap.begin_ns, place.gap.length_ns, place.gap.cause) for place in found.gaps
+        (place.begin_ns, place.length_ns, place.cause) for place in found.gaps
     ]
     rates = [event["args"]["GB/s"] for event in added if event["name"] == "copies of device 0"]
     assert rates == [3.0, 0.0]  # 6000 bytes in 2 us

@@ -10,7 +10,8 @@ from tests.support.traces import LOOP, QUICK, Trace
 from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import WrittenSpan, write_trace
 from training_profiler.trace_analysis.code_places import TracedLine as CodeLine
-from training_profiler.trace_analysis.code_places import line_of, shortened_line
+from training_profiler.trace_analysis.code_places import line_of
+from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.report_views import render_view
 from training_profiler.trace_analysis.trace import analyse
 
@@ -43,9 +44,10 @@ def test_lines_are_of_the_program_not_of_torch_or_python(frame, line):
     assert line_of(frame) == line
 
 
-def test_a_shortened_line_keeps_its_number():
-    assert shortened_line("/home/me/project/model/net.py:41 in forward") == "model/net.py:41 in forward"
-    assert shortened_line("net.py:41 in forward") == "net.py:41 in forward"
+def test_the_line_of_a_gap_has_its_file_and_one_folder():
+    for line in ("/home/me/project/model/net.py:41 in forward", "model/net.py:41 in forward"):
+        gap = Gap(0, 0, 10, "host stall", (), -1, is_edge=False, line=line, line_part=1.0)
+        assert gap.where == "at model/net.py:41 in forward"
 
 
 FRAMES = st.lists(
@@ -75,7 +77,7 @@ def test_parts_add_up_whatever_overlaps(tmp_path, frames, works):
     assert sum(place.device_self_ns for place in modules.rows) <= busy_ns
     if modules.rows:
         idle_ns = sum(place.idle_ns for place in modules.rows) + modules.elsewhere_idle_ns
-        assert idle_ns == sum(gap.gap.length_ns for gap in found.gaps)
+        assert idle_ns == sum(gap.length_ns for gap in found.gaps)
 
 
 def test_lines_that_a_capture_sampled_name_its_gaps(tmp_path):
@@ -90,9 +92,9 @@ def test_lines_that_a_capture_sampled_name_its_gaps(tmp_path):
     found = analyse(path)
     (gap,) = found.gaps
     assert gap.line == "data.py:8 in load"
-    assert found.code.sampled.rows[0] == CodeLine("data.py:8 in load", samples=2, in_gaps=2)
+    assert found.code.sampled[0] == CodeLine("data.py:8 in load", samples=2, in_gaps=2)
     # The one at 950 us is after the launch: the gap no longer waits for the host.
-    assert {row.name: row.in_gaps for row in found.code.sampled.rows[1:]} == dict.fromkeys(
+    assert {row.name: row.in_gaps for row in found.code.sampled[1:]} == dict.fromkeys(
         ("train.py:1 in main", "late.py:1 in x"), 0
     )
     assert [place.name for place in found.code.sections.rows] == ["forward_pass"]

@@ -161,10 +161,10 @@ def test_parts_add_up_in_every_table(has_shapes, tmp_path):
 def test_parts_of_the_call_tree_add_up_to_its_roots(tmp_path):
     found = compared(tmp_path, nested_steps(inner_us=50), nested_steps(inner_us=90))
     for part in ("host", "device"):
-        for row in found.call_tree:
-            within = [inner for inner in found.call_tree if inner.path[: len(row.path)] == row.path]
-            own = sum(getattr(inner, f"{part}_self").after_ns for inner in within)
-            assert getattr(row, f"{part}_total").after_ns == own
+        for path, times in found.call_tree.items():
+            within = [inner for other, inner in found.call_tree.items() if other[: len(path)] == path]
+            own = sum(inner[f"{part}_self"].after_ns for inner in within)
+            assert times[f"{part}_total"].after_ns == own
 
 
 def runs(group="", members="", sequence=None, **durations):

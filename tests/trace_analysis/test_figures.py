@@ -997,7 +997,7 @@ def figures(claim, keys, found):
                      for row in found.operators_by_shape],
         "phases": found.phases.times_ns,
         "where": [place.where for place in found.gaps],
-        "first_runs": [place.stall.by for place in found.gaps if place.stall.is_first],
+        "first_runs": [place.stall_by for place in found.gaps if place.is_first_run],
         "follows_read": [place.follows_read for place in found.gaps],
     }  # fmt: skip
     data["said"] = [f"{row['finding']} ({row['saving_ms']} ms) -> {row['fix']}" for row in data["recommendations"]]

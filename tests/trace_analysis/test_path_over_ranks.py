@@ -57,7 +57,7 @@ def truth_ns(job):
 
 
 def predicted(job, change, tmp_path):
-    return outcome(joined(job, tmp_path)[0], change).wall_ns
+    return outcome(joined(job, tmp_path)[0], change)
 
 
 def forward_of(rank):
@@ -125,13 +125,13 @@ def test_any_job(tmp_path, ranks, groups, with_groups):
     path = critical_path(graph)
     assert path.wall_ns == pytest.approx(end_ns, rel=TOLERANCE, abs=10 * US)
     assert sum(link.ns for link in path.links) == path.wall_ns
-    assert outcome(graph, NOTHING).wall_ns == path.wall_ns
-    assert outcome(graph, TimeChange("", is_balanced=True)).wall_ns <= path.wall_ns
-    assert outcome(graph, TimeChange("", device_saved=1.0, device_kind="communication")).wall_ns == pytest.approx(
+    assert outcome(graph, NOTHING) == path.wall_ns
+    assert outcome(graph, TimeChange("", is_balanced=True)) <= path.wall_ns
+    assert outcome(graph, TimeChange("", device_saved=1.0, device_kind="communication")) == pytest.approx(
         truth_ns(replace(job, transfer_us=0)), rel=TOLERANCE, abs=10 * US
     )
     for change in changes_for(graph, path):
-        assert outcome(graph, change).wall_ns <= path.wall_ns
+        assert outcome(graph, change) <= path.wall_ns
 
 
 def test_changes_are_offered_for_the_ranks_of_the_path(tmp_path):

@@ -70,7 +70,7 @@ def test_figures_of_each_trace_add_up_and_little_is_unknown(name):
     assert figures["unclassified_pct"] < 2
     assert not [rate for rate in found.roofline.rates if rate.is_above_roof]
     assert found.roofline.rated_ns <= found.roofline.kernel_ns
-    assert found.doubts == ()
+    assert found.doubts == {}
     json.dumps(figures, allow_nan=False)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.golden import assert_golden
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.memory_snapshot import devices_of, memory_snapshot, read_snapshot
+from training_profiler.trace_analysis.memory_snapshot import devices_of, read_snapshot
 from training_profiler.trace_analysis.report_views import render_snapshot
 
 MODULE = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
@@ -97,7 +97,8 @@ def test_contents_of_each_snapshot_are_as_before(tmp_path):
     texts = []
     for claim, parts in SNAPSHOTS.items():
         segments = [part for part in parts if isinstance(part, dict)]
-        found = memory_snapshot(write(tmp_path, *segments, traces=parts[-1] if isinstance(parts[-1], list) else ()))
+        traces = parts[-1] if isinstance(parts[-1], list) else ()
+        found = devices_of(read_snapshot(write(tmp_path, *segments, traces=traces)))
         texts.append(
             f"##### {claim}\n{render_snapshot('dump.pickle', found)}\n{json.dumps(list(map(asdict, found)))}\n"
         )
@@ -115,7 +116,7 @@ def test_snapshot_of_installed_torch_is_read(tmp_path):
             optimizer.step()
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(_profile_to_snapshot(profile)))
-    found = memory_snapshot(path)
+    found = devices_of(read_snapshot(path))
     assert found
     for device in found:
         parts = (device.requested_bytes, device.rounding_bytes, device.awaiting_bytes, device.unused_in_use_bytes)
@@ -148,7 +149,7 @@ def test_invalid_snapshot_gives_one_line_and_runs_nothing(content, message, tmp_
     path = tmp_path / "dump.pickle"
     path.write_bytes(content)
     with pytest.raises(TraceError) as refused:
-        memory_snapshot(path)
+        devices_of(read_snapshot(path))
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert capsys.readouterr().out == ""
@@ -183,6 +184,6 @@ def test_a_hostile_pickle_is_refused_in_one_line(tmp_path, capsys, data):
     path = tmp_path / "dump.pickle"
     path.write_bytes(data)
     with pytest.raises(TraceError) as caught:
-        memory_snapshot(path)
+        devices_of(read_snapshot(path))
     assert str(caught.value).isprintable()
     assert capsys.readouterr() == ("", "")

@@ -18,7 +18,7 @@ from training_profiler.storage.run_folder import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, memory_snapshot
+from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, devices_of, read_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
@@ -158,7 +158,7 @@ def _written(arguments: argparse.Namespace) -> str:
 def _text(arguments: argparse.Namespace) -> str:
     if arguments.compare is not None:
         return _compared(arguments)
-    memory = [] if arguments.memory_snapshot is None else memory_snapshot(arguments.memory_snapshot)
+    memory = [] if arguments.memory_snapshot is None else devices_of(read_snapshot(arguments.memory_snapshot))
     if arguments.trace is not None:
         return _texts(arguments, memory, read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE))
     if arguments.json:

@@ -113,12 +113,8 @@ def collective_runs(events: TracedEvents) -> dict[RunsOf, Runs]:
     }
 
 
-class Matched(NamedTuple):
-    """Runs of one kind in one process group that match over ranks."""
-
-    of: RunsOf
-    ranks: list[int]
-    place: Ints  # of the runs among those of each rank; one row a rank, one column a run
+# Runs that match: their ranks, and the place of the runs among those of each rank (one row a rank, one column a run).
+Matched = tuple[RunsOf, list[int], Ints]
 
 
 def matched_runs(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[Matched]:
@@ -132,7 +128,7 @@ def matched_runs(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[Matched]:
         ranks = sorted(rank for rank in runs if key in runs[rank])
         place = _matched([runs[rank][key] for rank in ranks])
         if place is not None and len(ranks) > 1 and (key.members or len(ranks) == len(runs)):
-            matched.append(Matched(key, ranks, place))
+            matched.append((key, ranks, place))
     return matched
 
 

@@ -169,16 +169,8 @@ class TraceDifference:
         return None if self.band_ns is None else abs(self.change_ns) <= self.band_ns
 
 
-@dataclass(frozen=True, slots=True)
-class BranchDifference:
-    """The calls of operators with one path; times in ns per step."""
-
-    path: CallPath
-    counts: tuple[float, float]  # per step, before and after; 0 on the side without it
-    host_self: TraceDifference
-    host_total: TraceDifference  # with all branches within it
-    device_self: TraceDifference
-    device_total: TraceDifference
+# The times of a branch: its own, and with all branches within it.
+TIMES: Final = ("host_self", "host_total", "device_self", "device_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +182,7 @@ class TraceComparison:
     unit: str  # what times are of: a step, one run of an annotation, or the recording
     differences: tuple[TraceDifference, ...]
     work: Mapping[str, tuple[TraceDifference, ...]]  # by table; the largest beyond the noise first
-    call_tree: tuple[BranchDifference, ...]  # each branch after the one around it
+    call_tree: Mapping[CallPath, Mapping[str, TraceDifference]]  # by ``TIMES``; each branch after the one around it
     alike: float  # the share of the operators' calls per step that both have, 0 to 1
 
     @property
@@ -290,14 +282,13 @@ def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[Trac
     return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
 
 
-def _tree(before: Trace, after: Trace, each: _Each) -> tuple[BranchDifference, ...]:
+def _tree(before: Trace, after: Trace, each: _Each) -> dict[CallPath, dict[str, TraceDifference]]:
     trees = call_tree(before), call_tree(after)
-    rows = []
+    found = {}
     for path in sorted(trees[0].keys() | trees[1].keys()):
-        pairs = zip(*(tree.get(path, (_ABSENT,) * 4) for tree in trees), strict=True)
-        parts = [each.difference(path[-1], *both) for both in pairs]
-        rows.append(BranchDifference(path, parts[0].counts, *parts))
-    return tuple(rows)
+        parts = zip(TIMES, *(tree.get(path, (_ABSENT,) * len(TIMES)) for tree in trees), strict=True)
+        found[path] = {part: each.difference(path[-1], old, new) for part, old, new in parts}
+    return found
 
 
 def _calls(trace: Trace, times: int) -> Counter[str]:

@@ -1,6 +1,6 @@
 """Recognises device work that is not recorded, and traces whose times cannot be right."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -81,16 +81,8 @@ HOLE_NS: Final = NS_PER_S
 HOLE_TO_REST: Final = 10  # an empty time that is so many times as long as everything else is not part of the program
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Why figures about the device cannot be trusted."""
-
-    code: str
-    message: str
-
-
-def doubts_of(events: TracedEvents, unseen: Intervals) -> tuple[Doubt, ...]:
-    """Return what speaks against the figures about the device; nothing for a trace that is whole."""
+def doubts_of(events: TracedEvents, unseen: Intervals) -> dict[str, str]:
+    """Return what speaks against the figures about the device, by code; nothing for a trace that is whole."""
     halves, unseen_ns = events.columns.lost_halves, events.scope.within(unseen)
     found = {
         "lost-kernels": _lost_kernels(events),
@@ -104,7 +96,7 @@ def doubts_of(events: TracedEvents, unseen: Intervals) -> tuple[Doubt, ...]:
         "excerpt": _excerpt(events.columns),
         "clock-jump": _hole(events.columns),
     }
-    return tuple(Doubt(code, message) for code, message in found.items() if message)
+    return {code: message for code, message in found.items() if message}
 
 
 def _lost_kernels(events: TracedEvents) -> str:

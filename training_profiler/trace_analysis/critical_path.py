@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -213,17 +214,9 @@ class TimeChange:
     is_balanced: bool = False  # each rank has the mean of what all of them do
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """What the steps of the trace would take together, with the work that they launched."""
-
-    change: TimeChange
-    wall_ns: int
-
-
-def outcomes(graph: Graph, path: Path) -> list[WhatIf]:
-    """Return what the changes bring that are worth a look, the largest first."""
-    return sorted((outcome(graph, change) for change in changes_for(graph, path)), key=lambda found: found.wall_ns)
+def outcomes(graph: Graph, path: Path) -> list[tuple[TimeChange, int]]:
+    """Return the changes that are worth a look, each with what it brings, the largest first."""
+    return sorted(((change, outcome(graph, change)) for change in changes_for(graph, path)), key=itemgetter(1))
 
 
 def changes_for(graph: Graph, path: Path) -> list[TimeChange]:
@@ -267,8 +260,10 @@ def _changes_of_ranks(graph: Graph, path: Path) -> list[TimeChange]:
     return changes
 
 
-def outcome(graph: Graph, change: TimeChange) -> WhatIf:
-    """Return what a change brings, if all else stays as it was recorded.
+def outcome(graph: Graph, change: TimeChange) -> int:
+    """Return what the steps would take together with a change (ns), with the work that they launched.
+
+    All else stays as it was recorded.
 
     A wait that the trace does not show, because what it waits for had ended before, is not known here either. Such a
     step may be longer in reality.
@@ -277,8 +272,8 @@ def outcome(graph: Graph, change: TimeChange) -> WhatIf:
     own, edges = _host(graph, change)
     ends, _ = replay(graph, own, _lengths(graph, change), without, change.is_balanced, edges)
     if change.is_balanced:
-        return WhatIf(change, _mean_wall_ns(graph, ends))
-    return WhatIf(change, max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns)
+        return _mean_wall_ns(graph, ends)
+    return max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns
 
 
 def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:

@@ -67,6 +67,21 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTimes:
+    """All calls of an operator, or those with the same input shapes, or all times at a place of the code; ns."""
+
+    name: str
+    calls: int
+    host_self_ns: int  # without inner operators or places; the sum over threads
+    host_total_ns: int  # what is within itself counts once
+    device_self_ns: int  # of work that was launched there
+    device_total_ns: int  # also of work launched by inner operators or places
+    idle_ns: int = 0  # of the gaps of 30 us or more at a place
+    section: str = ""  # of most calls of an operator; "" for none
+    shapes: str = ""  # of the inputs of an operator, as recorded
+
+
+@dataclass(frozen=True, slots=True)
 class OneDevice:
     """The activity of one device of the file."""
 

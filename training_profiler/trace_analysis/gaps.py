@@ -124,9 +124,12 @@ MOST_OF_TIME: Final = 0.5  # of an idle time
 LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
 
 
+MOST_OF_GAP: Final = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An idle time of a device between two pieces of work; rows are of the trace's columns."""
+    """An idle time of a device, and the names around it; "" unknown. Rows are of the trace's columns."""
 
     device: int
     begin_ns: int
@@ -134,15 +137,58 @@ class Gap:
     cause: str  # of the largest part
     shares: tuple[tuple[str, float], ...]  # of each cause; together 1
     next_row: int  # the work that ended it; -1 for none
+    is_edge: bool  # whether it is not between two works, but before the first of the steps or after the last
+    at_ns: int = 0  # its begin, since that of the first device work
+    next_name: str = ""  # the work that ended it
+    operator: str = ""  # launched that work
+    section: str = ""  # contains the launch
+    step: str = ""  # contains the begin of the gap
+    module: str = ""  # the innermost nn.Module that the host was in for longer than in any other
+    line: str = ""  # the same for lines of the program
+    module_part: float = 0.0  # of the gap, 0 to 1
+    line_part: float = 0.0
+    follows_read: bool = False  # whether the host was reading a value from the device when the gap began
+    in_scope_ns: int = 0  # the part of the gap that lies in steps, or in the recording if it has none
+    stall_by: str = ""  # the innermost event that covers most of a stall of the host; "" if no single one does
+    is_first_run: bool = False  # of a kernel, which the stall is before: loading it, choosing algorithms, compiling
+    stall_section: str = ""  # the innermost annotation that covers most of the stall
+    is_in_operators: bool = False  # whether operators and calls cover most of it, though no single one
+    stall_operators: tuple[str, ...] = ()  # the longest of these
 
     @property
     def length_ns(self) -> int:
         """The length of the gap."""
         return self.end_ns - self.begin_ns
 
+    @property
+    def share(self) -> float:
+        """The part of the gap with its cause, 0 to 1."""
+        return self.share_of(self.cause)
+
     def share_of(self, *causes: str) -> float:
         """Return the part of the gap with one of these causes, 0 to 1."""
         return sum(share for cause, share in self.shares if cause in causes)
+
+    def ns_of(self, *causes: str) -> int:
+        """Return how much of it lies within the scope and has one of these causes."""
+        return round(self.in_scope_ns * self.share_of(*causes))
+
+    @property
+    def where(self) -> str:
+        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
+
+        What has less than half of the gap has its share beside it. What the program did not cause is in no place.
+        """
+        if self.cause in NO_IDLE_TIME:
+            return ""
+        line, module = "/".join(self.line.split("/")[-2:]), self.module  # with its file and the folder of that alone
+        of_line, of_module = (
+            "" if part >= MOST_OF_GAP else f"{part:.0%} of it" for part in (self.line_part, self.module_part)
+        )
+        if not module:
+            return line and f"at {line}{of_line and f' ({of_line})'}"
+        inner = filter(None, (of_module, line and ", ".join(filter(None, (line, of_line)))))
+        return f"in {module}{f' ({within})' if (within := '; '.join(inner)) else ''}"
 
 
 class Around:
@@ -229,7 +275,7 @@ def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
     near = events.communicates[following] | events.communicates[preceding]
     call = events.launches.call[following]
     in_graph = (call == events.launches.call[preceding]) & (call != NONE) & columns.is_graph_launch()[call]
-    return _with_causes(around, _idle(around, device.index, idle, following, near, in_graph))
+    return _with_causes(around, _idle(around, device.index, idle, following, near, in_graph), is_edge=False)
 
 
 def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
@@ -257,7 +303,7 @@ def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
     since_ns = events.lost.since_ns(columns)
     if since_ns is not None:
         idle.launched_ns[following == NONE] = np.clip(since_ns, *edges)[following == NONE]
-    return _with_causes(around, idle)
+    return _with_causes(around, idle, is_edge=True)
 
 
 def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, Ints]:
@@ -286,7 +332,7 @@ def _idle(around: Around, device: int, times: Intervals, following: Ints, is_nea
     return _Idle(device, made, times, following, calls, launched_ns, is_near, is_in_graph)
 
 
-def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
+def _with_causes(around: Around, idle: _Idle, is_edge: bool) -> list[Gap]:
     columns, (begin_ns, end_ns) = around.events.columns, idle.times
     launched_ns, following, calls = idle.launched_ns, idle.following, idle.calls
     parts = around.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
@@ -321,9 +367,8 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
                     divided[name] = divided.get(name, 0.0) + share
             if cause in _SLOW_HOST and is_stall[i]:
                 cause, divided[HOST_STALL] = HOST_STALL, sum(divided.pop(slow, 0.0) for slow in _SLOW_HOST)
-        long.append(
-            Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), cause, tuple(divided.items()), int(following[i]))
-        )
+        begin, end, work = int(begin_ns[i]), int(end_ns[i]), int(following[i])
+        long.append(Gap(idle.device, begin, end, cause, tuple(divided.items()), work, is_edge))
     return long
 
 

@@ -277,17 +277,8 @@ class SnapshotOfDevice:
     out_of_memory: tuple[OutOfMemory, ...]
 
 
-def memory_snapshot(path: Path) -> list[SnapshotOfDevice]:
-    """Return the memory of each device that has reserved memory or a history.
-
-    Raises:
-        TraceError: The file cannot be read as a memory snapshot.
-    """
-    return devices_of(read_snapshot(path))
-
-
 def devices_of(raw: RawSnapshot) -> list[SnapshotOfDevice]:
-    """Return the memory of each device in a decoded snapshot."""
+    """Return the memory of each device that has reserved memory or a history."""
     by_device: dict[int, list[Segment]] = defaultdict(list)
     for segment in raw.segments:
         by_device[segment.device].append(segment)

@@ -11,28 +11,13 @@ from training_profiler.base.peaks import peak_memory_of, peak_of
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.columns import NONE, Columns, Ints, Numbers, summed
-from training_profiler.trace_analysis.events import TracedEvents
+from training_profiler.trace_analysis.events import CallTimes, TracedEvents
 from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """All calls of an operator, or its calls with the same input shapes; ns."""
-
-    name: str
-    calls: int
-    host_self_ns: int  # without the operators that it called
-    host_total_ns: int
-    device_self_ns: int  # of work that it launched itself
-    device_total_ns: int  # also of work launched by the operators that it called
-    section: str  # of most of its calls; "" for none
-    shapes: str = ""  # of its inputs, as recorded
-
 
 SORT_KEYS: Final = ("host_self", "host_total", "device_self", "device_total", "calls", "name")
 
 
-def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+def operators(events: TracedEvents) -> tuple[tuple[CallTimes, ...], tuple[CallTimes, ...]]:
     """Return the operators, and the operators by shapes of their inputs; most host self time first.
 
     The second is empty if the trace has no shapes. Calls of the runtime (``cudaLaunchKernel``) are listed as well. The
@@ -67,7 +52,7 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
     return by_name, _lines(columns, labels, group[rows], stats(group[rows]), sections)
 
 
-def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
+def sorted_by(listed: Sequence[CallTimes], key: str) -> list[CallTimes]:
     """Return the operators by one of ``SORT_KEYS``, the largest first; names from a to z."""
     if key == "name":
         return sorted(listed, key=lambda operator: operator.name)
@@ -77,13 +62,13 @@ def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
 
 def _lines(
     columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, stats: Sequence[Ints], sections: Ints
-) -> tuple[Operator, ...]:
+) -> tuple[CallTimes, ...]:
     size = len(labels)
     calls = np.bincount(group, minlength=size).tolist()
     host_self, host_total, device_self, device_total = (summed(group, values, size).tolist() for values in stats)
     named = _most_frequent(group, sections, columns, size)
     listed = [
-        Operator(name, calls[i], host_self[i], host_total[i], device_self[i], device_total[i], named[i], shapes)
+        CallTimes(name, calls[i], host_self[i], host_total[i], device_self[i], device_total[i], 0, named[i], shapes)
         for i, (name, shapes) in enumerate(labels)
         if calls[i]
     ]

@@ -5,7 +5,7 @@ launch and the work before it. Both may also wait for other works or points, eac
 durations the graph gives exactly the recorded times; with others it gives the times that a change would bring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from training_profiler.trace_analysis import path_links
 from training_profiler.trace_analysis.columns import NONE, Columns, Ints
-from training_profiler.trace_analysis.completeness import Doubt, not_recorded
+from training_profiler.trace_analysis.completeness import not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
 from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
@@ -80,7 +80,7 @@ class Graph:
         return len(self.sides) > 1
 
 
-def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
+def graph_of(events: TracedEvents, doubts: Mapping[str, str]) -> Graph | str:
     """Return the graph, or why the trace does not have what it needs."""
     columns, scope = events.columns, events.scope
     main = columns.main_thread
@@ -102,9 +102,9 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
 
-def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Sequence[Doubt], scope: Scope) -> str:
+def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Mapping[str, str], scope: Scope) -> str:
     if doubts:
-        return doubts[0].message
+        return next(iter(doubts.values()))
     if main == NONE:
         return "it has no events of the host"
     if len(np.unique(columns.device[rows])) > 1:

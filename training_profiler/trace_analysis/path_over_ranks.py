@@ -23,12 +23,8 @@ MOST_APART_NS: Final = 100_000  # that a rank leaves such a collective before th
 MOST_FALSE: Final = 0.1  # of the collectives; with more they are not the same on all ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One collective: the works of the ranks that are a part of it."""
-
-    sides: Ints
-    works: Ints  # of each of these sides, in its own graph
+# One collective: the sides that are a part of it, each with its work in its own graph.
+Meeting = Sequence[tuple[int, int]]
 
 
 def joined_graph(graphs: Mapping[int, Graph | str | None], runs: Mapping[int, Mapping[RunsOf, Runs]]) -> Graph | str:
@@ -66,14 +62,11 @@ def _meetings(
     found: dict[str, list[Meeting]] = {}
     work_of_row = [dict(zip(graph.works.row.tolist(), range(len(graph.works.row)), strict=True)) for graph in graphs]
     for of, members, place in matched_runs(runs):
-        sides = np.array([ranks.index(rank) for rank in members])
-        works = np.stack(
-            [
-                [work_of_row[side][row] for row in runs[rank][of].row[at].tolist()]
-                for side, rank, at in zip(sides.tolist(), members, place, strict=True)
-            ]
-        )
-        found.setdefault(of.kind, []).extend(Meeting(sides, column) for column in works.T)
+        of_sides = [
+            [(side, work_of_row[side][row]) for row in runs[rank][of].row[at].tolist()]
+            for side, rank, at in zip(map(ranks.index, members), members, place, strict=True)
+        ]
+        found.setdefault(of.kind, []).extend(zip(*of_sides, strict=True))
     return found
 
 
@@ -81,7 +74,7 @@ def _clock_shifts(graphs: Sequence[Graph], meetings: Sequence[Meeting]) -> list[
     """Return what to add to the times of each side; None if not all of them are connected by meetings."""
     apart: dict[tuple[int, int], list[int]] = {}
     for meeting in meetings:
-        first, *others = zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True)
+        first, *others = meeting
         for side, work in others:
             first_ns, end_ns = (int(graphs[of].works.end_ns[at]) for of, at in (first, (side, work)))
             apart.setdefault((first[0], side), []).append(first_ns - end_ns)
@@ -100,9 +93,8 @@ def _clock_shifts(graphs: Sequence[Graph], meetings: Sequence[Meeting]) -> list[
 
 
 def _times(graphs: Sequence[Graph], shift: Sequence[int], meeting: Meeting) -> tuple[Ints, Ints]:
-    pairs = list(zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True))
-    begins = [int(graphs[side].works.begin_ns[work]) + shift[side] for side, work in pairs]
-    ends = [int(graphs[side].works.end_ns[work]) + shift[side] for side, work in pairs]
+    begins = [int(graphs[side].works.begin_ns[work]) + shift[side] for side, work in meeting]
+    ends = [int(graphs[side].works.end_ns[work]) + shift[side] for side, work in meeting]
     return np.array(begins, np.int64), np.array(ends, np.int64)
 
 
@@ -190,10 +182,7 @@ class _Join:
         A side that left before others came did not wait for these.
         """
         begins, ends = _times(self._graphs, self._shift, meeting)
-        works = [
-            self._places[side][self._graphs[side].points + work]
-            for side, work in zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True)
-        ]
+        works = [self._places[side][self._graphs[side].points + work] for side, work in meeting]
         taking = np.flatnonzero(ends > begins)  # a work without a length cannot wait
         arrivals = {}
         for i in taking.tolist():  # the begin of each work is a new item, which waits for what the work waited for

@@ -11,12 +11,11 @@ from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.trace_analysis import rules_findings
-from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
-from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
-from training_profiler.trace_analysis.events import PARTS, StepParts
-from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
-from training_profiler.trace_analysis.idle_times import AttributedGap
-from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.code_places import TracedPlaces
+from training_profiler.trace_analysis.critical_path import Jump, Link, TimeChange, critical_path, outcomes
+from training_profiler.trace_analysis.events import PARTS, CallTimes, StepParts
+from training_profiler.trace_analysis.gaps import LEAST_GAP_NS, Gap
+from training_profiler.trace_analysis.operators import SORT_KEYS, Rate, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.rules_findings import THRESHOLDS, saving_ms
 from training_profiler.trace_analysis.trace import Trace
@@ -46,8 +45,8 @@ def data_of(item: Any, fields: str) -> dict[str, Any]:
     data = {}
     for key, _, field in (word.partition("=") for word in fields.split()):
         value = attrgetter(field or (f"{key[:-3]}_ns" if key.endswith(("_ms", "_us")) else key))(item)
-        if key.endswith(("_ms", "_us")):
-            value /= NS_PER_MS if key.endswith("_ms") else NS_PER_US
+        if key == "ms" or key.endswith(("_ms", "_us")):
+            value /= NS_PER_US if key.endswith("_us") else NS_PER_MS
         elif key.endswith("_pct"):
             value = _percent(value)
         data[key] = None if value == "" else value
@@ -78,15 +77,13 @@ def trace_data(
         "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
         "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
         "gap_causes_ms": gap_causes(analysis),
-        "gaps": [_gap(analysis, place) for place in analysis.gaps],
-        "memcpy": {
-            copy.name: {"n": copy.count, "ms": in_ms(copy.total_ns), "bytes": copy.bytes} for copy in analysis.copies
-        },
-        **{what: {row.name: {"n": row.count, "ms": in_ms(row.total_ns)} for row in of} for what, of in calls.items()},
-        "dataloader": {"n": analysis.data_loading.count, "ms": in_ms(analysis.data_loading.total_ns)},
+        "gaps": [_gap(place) for place in analysis.gaps],
+        "memcpy": {copy.name: data_of(copy, "n=count ms=total_ns bytes") for copy in analysis.copies},
+        **{what: {row.name: data_of(row, "n=count ms=total_ns") for row in of} for what, of in calls.items()},
+        "dataloader": data_of(analysis.data_loading, "n=count ms=total_ns"),
         "gpu_events_without_launch": analysis.kernels.without_launch,
         "top_kernels": [
-            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": in_ms(kernel.total_ns), "kind": kernel.kind}
+            {"name": kernel.name[:MOST_NAME]} | data_of(kernel, "calls ms=total_ns kind")
             for kernel in analysis.kernels.rows[:MOST_KERNELS]
         ],
         "streams": analysis.streams,
@@ -101,7 +98,7 @@ def trace_data(
         "critical_path": path_data(analysis.graph),
         "bus_bandwidth": bandwidth_data(analysis),
         "code": {kind: place_data(kind, analysis) for kind in ("sections", "modules", "lines")}
-        | {"sampled_lines": [asdict(line) for line in analysis.code.sampled.rows]},
+        | {"sampled_lines": [asdict(line) for line in analysis.code.sampled]},
     }
     return data if has_gpu else data | dict.fromkeys(OF_DEVICE.split())
 
@@ -149,7 +146,7 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
         **data_of(path, "wall_ms earlier_ms recording_ms"),
         "kinds_ms": {kind: in_ms(ns) for kind, ns in path.kinds_ns.items()},
         "links": [link_data(link) for link in path.links],
-        "what_if": [outcome_data(found) for found in outcomes(graph, path)],
+        "what_if": [outcome_data(*found) for found in outcomes(graph, path)],
     }
 
 
@@ -169,17 +166,17 @@ def jump_data(jump: Jump) -> dict[str, Any]:
     }
 
 
-def outcome_data(found: WhatIf) -> dict[str, Any]:
+def outcome_data(change: TimeChange, wall_ns: int) -> dict[str, Any]:
     """Return what a change brings."""
-    return {"change": found.change.what, "name": found.change.name[:MOST_NAME] or None, "wall_ms": in_ms(found.wall_ns)}
+    return {"change": change.what, "name": change.name[:MOST_NAME] or None, "wall_ms": in_ms(wall_ns)}
 
 
 def gap_causes(analysis: Trace) -> dict[str, float]:
     """Return the ms of gaps of 30 us or more by their cause, the largest first."""
     causes: dict[str, float] = defaultdict(float)
     for place in analysis.gaps:
-        for cause, share in place.gap.shares:
-            causes[cause] += share * place.gap.length_ns
+        for cause, share in place.shares:
+            causes[cause] += share * place.length_ns
     return {cause: in_ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
 
 
@@ -218,8 +215,8 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
         "not_checked": rules_findings.not_checked(analysis),
         "recording_ms": in_ms(analysis.recording_ns) if analysis.has_gpu else None,
         "not_recorded_ms": in_ms(analysis.unseen_ns) if analysis.has_gpu else None,
-        "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
-        "doubts": [asdict(doubt) for doubt in analysis.doubts],
+        "idle_at_ends": [_gap(place) for place in analysis.edges],
+        "doubts": [{"code": code, "message": message} for code, message in analysis.doubts.items()],
         "notes": list(analysis.notes),
         "shares_of": {
             "what": "steps" if analysis.scope.is_steps else "recording",
@@ -232,18 +229,13 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
     }
 
 
-def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
+def _gap(place: Gap) -> dict[str, Any]:
     named = data_of(place, "next=next_name operator section step module line")
-    return {
-        "device": place.gap.device,
-        "at_ms": in_ms(place.gap.begin_ns - analysis.begin_ns),
-        "ms": in_ms(place.gap.length_ns),
-        "cause": place.gap.cause,
-        "covered_pct": 100 * place.gap.share_of(place.gap.cause),
+    return data_of(place, "device at_ms ms=length_ns cause covered_pct=share") | {
         **{key: name and (name if key == "step" else name[:MOST_NAME]) for key, name in named.items()},
         "module_pct": 100 * place.module_part if place.module else None,
         "line_pct": 100 * place.line_part if place.line else None,
-        "stall_by": place.stall.by or None,
+        "stall_by": place.stall_by or None,
     }
 
 
@@ -276,7 +268,7 @@ def bandwidth_data(analysis: Trace) -> list[dict[str, Any]]:
     return [data_of(row, fields) | {"lacks": ", ".join(row.lacks) or None} for row in analysis.bus_bandwidths]
 
 
-def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
+def times_data(of: CallTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the calls and the times of an operator or a place; device times are None without a device."""
     data = data_of(of, "calls host_self_ms host_total_ms device_self_ms device_total_ms")
     return data if has_gpu else data | {"device_self_ms": None, "device_total_ms": None}
@@ -366,8 +358,8 @@ def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
 
 def warnings_of(analysis: Trace, of: str = "") -> list[str]:
     """Return why figures cannot be trusted, and what of the file could not be read; ``of`` names the trace."""
-    lines = [wrapped(f"{of}Incomplete: {doubt.message}.", rest="  ") for doubt in analysis.doubts]
-    return lines + [wrapped(f"{of}File: {note}.", rest="  ") for note in analysis.notes]
+    doubts = [f"{of}Incomplete: {message}." for message in analysis.doubts.values()]
+    return doubts + [f"{of}File: {note}." for note in analysis.notes]
 
 
 def one_step_lines(traces: Sequence[Trace]) -> list[str]:

@@ -18,7 +18,7 @@ from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, PATH_CA
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path import critical_path, outcomes, spans_of
 from training_profiler.trace_analysis.events import PARTS
-from training_profiler.trace_analysis.idle_times import AttributedGap
+from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.reader import read_text
@@ -33,6 +33,7 @@ from training_profiler.trace_analysis.report_figures import (
     place_data,
     rate_data,
     times_data,
+    warnings_of,
     without_text,
 )
 from training_profiler.trace_analysis.rules_findings import THRESHOLDS, not_checked, recommendations, saving_text
@@ -56,20 +57,13 @@ def operator_rows(trace: Trace, sort: str = SORT_KEYS[0]) -> Table:
     return Table(named, columns)
 
 
-def idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
+def idle_rows(places: Sequence[Gap]) -> Table:
     """Return idle times in order of time."""
-    return Table(
-        [
-            {
-                **data_of(place.gap, "device"),
-                "at_ms": in_ms(place.gap.begin_ns - trace.begin_ns),
-                **data_of(place.gap, "length_ms cause"),
-                "share_of_cause": place.gap.share_of(place.gap.cause),
-            }
-            | data_of(place, "step section module line host_in=stall.by ended_by=next_name launched_by=operator")
-            for place in places
-        ]
+    fields = (
+        "device at_ms length_ms cause share_of_cause=share step section module line host_in=stall_by "
+        "ended_by=next_name launched_by=operator"
     )
+    return Table([data_of(place, fields) for place in places])
 
 
 def place_rows(kind: str, trace: Trace, header: str = "", name_of: Callable[[str], str] = str) -> Table:
@@ -88,7 +82,7 @@ def path_tables(graph: Graph | str | None) -> tuple[Table, Table, Table]:
         return Table([]), Table([]), Table([])
     path = critical_path(graph)
     changes = [
-        outcome_data(found) | ({} if path.step_ns is None else {"step_ms": in_ms(found.wall_ns) / path.steps})
+        outcome_data(*found) | ({} if path.step_ns is None else {"step_ms": in_ms(found[1]) / path.steps})
         for found in outcomes(graph, path)
     ]
     links = [link_data(link) | {"share": link.ns / path.wall_ns} for link in path.links]
@@ -125,8 +119,8 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
             for row in trace.kernels.rows
         ]
     ),
-    "gaps": lambda trace: idle_rows(trace, trace.gaps),
-    "idle_at_ends": lambda trace: idle_rows(trace, trace.edges),
+    "gaps": lambda trace: idle_rows(trace.gaps),
+    "idle_at_ends": lambda trace: idle_rows(trace.edges),
     "collectives": lambda trace: Table(
         [data_of(row, "collective=kind count bytes total_ms hidden_ms") for row in trace.collectives]
     ),
@@ -137,9 +131,7 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "sections": lambda trace: place_rows("sections", trace),
     "modules": lambda trace: place_rows("modules", trace),
     "lines": lambda trace: place_rows("lines", trace),
-    "sampled_lines": lambda trace: Table(
-        [data_of(row, "line=name samples in_gaps") for row in trace.code.sampled.rows]
-    ),
+    "sampled_lines": lambda trace: Table([data_of(row, "line=name samples in_gaps") for row in trace.code.sampled]),
     "critical_path": lambda trace: path_tables(trace.graph)[0],
     "what_if": lambda trace: path_tables(trace.graph)[2],
 }
@@ -213,7 +205,6 @@ def _path(graph: Graph | str | None, id: str, over: str, of: str = "") -> list[H
 
 
 def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
-    warned = [f"Incomplete: {doubt.message}." for doubt in trace.doubts] + [f"File: {note}." for note in trace.notes]
     scope = "Shares are of the steps." if trace.scope.is_steps else "No steps are marked: shares are of the recording."
     used = trace.scope.utilization if trace.has_gpu else None
     busy = "" if used is None else f" The device is busy for {used:.1%} of {trace.scope.time}{without_text(trace)}."
@@ -222,7 +213,7 @@ def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
         element("li", element("strong", f"{each.message}."), saving_text(each, trace), element("br"), f"{each.fix}.")
         for each in recommendations(trace, thresholds)
     ]
-    parts = [element("p", line, class_="note") for line in warned]
+    parts = [element("p", line, class_="note") for line in warnings_of(trace)]
     parts.append(element("p", scope + busy))
     parts += [element("p", line) for line in one_step_lines([trace]) if line]
     parts.append(element("ol", *found) if found else element("p", "The rules that could run found no bottleneck."))
@@ -258,17 +249,16 @@ def _events(analysis: Trace) -> Iterator[dict[str, Any]]:
     for index in devices:
         yield _named("thread_name", index, f"gaps of device {index}")
     for place in analysis.idle_times:
-        gap = place.gap
         details = {
             "step": place.step,
             "module": place.module,
             "line": place.line,
-            "host in": place.stall.by,
+            "host in": place.stall_by,
             "ended by": place.next_name,
             "launched by": place.operator,
         }
         known = {key: value for key, value in details.items() if value}
-        yield _span(GAP_CATEGORY, gap.cause, gap.device, gap.begin_ns, gap.end_ns, known)
+        yield _span(GAP_CATEGORY, place.cause, place.device, place.begin_ns, place.end_ns, known)
     if isinstance(analysis.graph, Graph):
         thread = 1 + max(devices, default=0)
         yield _named("thread_name", thread, "critical path")

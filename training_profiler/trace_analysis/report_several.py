@@ -16,7 +16,7 @@ from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.compare import (
     RECORDING,
     STEP,
-    BranchDifference,
+    TIMES,
     CallPath,
     TraceComparison,
     TraceDifference,
@@ -65,8 +65,8 @@ def render_comparison(comparison: TraceComparison) -> str:
         f"before: {comparison.before.path.name} ({comparison.before.scope.extent})",
         f"after:  {comparison.after.path.name} ({comparison.after.scope.extent})",
         *map(wrapped, _remarks(comparison)),
-        *warnings_of(comparison.before, "Before: "),
-        *warnings_of(comparison.after, "After: "),
+        *(wrapped(line, rest="  ") for line in warnings_of(comparison.before, "Before: ")),
+        *(wrapped(line, rest="  ") for line in warnings_of(comparison.after, "After: ")),
         "",
         table(("", *_HEADERS), rows),
     ]
@@ -121,9 +121,9 @@ def _work(name: str, differences: Sequence[TraceDifference]) -> str:
     return f"{title} (ms)\n{text}" + (f"\n({more} more with smaller differences; --json has all)" if more else "")
 
 
-def _tree(branches: Sequence[BranchDifference], where: str) -> str:
+def _tree(tree: Mapping[CallPath, Mapping[str, TraceDifference]], where: str) -> str:
     title = f"Call tree, on the {where}"
-    own = {branch.path: getattr(branch, f"{where}_self") for branch in branches}
+    own = {path: times[f"{where}_self"] for path, times in tree.items()}
     differs = [path for path, row in own.items() if abs(row.change_ns) >= LEAST_NS and not row.is_noise]
     if not differs:
         return f"{title}: no difference of {us(LEAST_NS)} or more beyond noise"
@@ -134,23 +134,17 @@ def _tree(branches: Sequence[BranchDifference], where: str) -> str:
     }
     shown = {*paths, *filter(None, forks)}
     rows, details = [], []
-    for branch in branches:
-        if branch.path in shown:
-            outer = [path for path in shown if path == branch.path[: len(path)] and path != branch.path]
-            between = branch.path[len(max(outer, key=len, default=())) : -1]
-            total: TraceDifference = getattr(branch, f"{where}_total")
-            rows.append(("  " * len(outer) + branch.path[-1], *_times(total, branch.counts)))
-            details.append(_branch(between, own[branch.path], total, branch.counts))
+    for path in (path for path in tree if path in shown):
+        outer = [around for around in shown if around == path[: len(around)] and around != path]
+        between, total = path[len(max(outer, key=len, default=())) : -1], tree[path][f"{where}_total"]
+        rows.append(("  " * len(outer) + path[-1], *_times(total, total.counts)))
+        # What the row does not show: its own time, its calls, the names between it and the row above.
+        own_change = "" if own[path].change_ns == total.change_ns else f"itself {_change(own[path])[0]}"
+        within = f"in {' > '.join(between)}" if between else ""
+        details.append(", ".join(filter(None, (own_change, _counts(total.counts, "calls"), within))))
     more = len(differs) - MOST_ROWS
     text = with_details(table(("", *_HEADERS), rows), details)
     return f"{title} (ms, with all that is called)\n{text}" + (f"\n({more} more; --json has all)" if more > 0 else "")
-
-
-def _branch(between: CallPath, own: TraceDifference, total: TraceDifference, counts: tuple[float, float]) -> str:
-    """Return what the row does not show: its own time, its calls, the names between it and the row above."""
-    own_change = "" if own.change_ns == total.change_ns else f"itself {_change(own)[0]}"
-    within = f"in {' > '.join(between)}" if between else ""
-    return ", ".join(filter(None, (own_change, _counts(counts, "calls"), within)))
 
 
 def _counts(counts: tuple[float, float], counted: str) -> str:
@@ -176,7 +170,7 @@ def _change(row: TraceDifference, unit: str = "", counts: tuple[float, float] | 
 def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
     """Return all figures of a comparison; unknown ones are None."""
     before, after = comparison.utilization
-    parts = ("host_self", "host_total", *(("device_self", "device_total") if comparison.has_gpu else ()))
+    parts = TIMES if comparison.has_gpu else TIMES[:2]
     return {
         "before": comparison.before.path.name,
         "after": comparison.after.path.name,
@@ -186,8 +180,8 @@ def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
         "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
         "differences": [{"name": row.name} | _times_data(row) for row in comparison.differences],
         "call_tree": [
-            {"path": list(row.path)} | _counts_data(row) | {part: _times_data(getattr(row, part)) for part in parts}
-            for row in comparison.call_tree
+            {"path": list(path)} | _counts_data(times[TIMES[0]]) | {part: _times_data(times[part]) for part in parts}
+            for path, times in comparison.call_tree.items()
         ],
     } | {
         key: [{"name": row.name, "shapes": row.shapes or None} | _counts_data(row) | _times_data(row) for row in rows]
@@ -195,7 +189,7 @@ def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
     }
 
 
-def _counts_data(row: TraceDifference | BranchDifference) -> dict[str, float]:
+def _counts_data(row: TraceDifference) -> dict[str, float]:
     return {"count_before": row.counts[0], "count_after": row.counts[1]}
 
 
@@ -284,7 +278,7 @@ def _overview(traces: Sequence[Trace]) -> str:
             shares = [trace.scope.utilization, *(ns / wall_ns for ns in parts_ns)]
         rows.append((names[trace.path], len(trace.steps), ms(wall_ns), *map(percent, shares)))
     headers = ("", "steps", "time", "device\nbusy", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
-    warned = [line for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]
+    warned = [wrapped(line, rest="  ") for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]
     return "\n".join([table(headers, rows), *warned])
 
 

@@ -70,7 +70,8 @@ def _overview(analysis: Trace) -> str:
     rank = "" if analysis.rank is None else f", rank {analysis.rank}{of}"
     on_device = analysis.gpu_events or "none"
     events = f"{counted(analysis.events, 'event')}, {on_device} of them on the device{where}{rank}"
-    lines = [*[analysis.path.name, wrapped(events), *warnings_of(analysis)], ""]
+    warned = [wrapped(line, rest="  ") for line in warnings_of(analysis)]
+    lines = [analysis.path.name, wrapped(events), *warned, ""]
     lines += [_steps(analysis) if analysis.steps else wrapped(_without_steps(analysis)), ""]
     if len(analysis.devices) > 1:
         lines += [_devices(analysis), ""]
@@ -141,7 +142,7 @@ def _devices(analysis: Trace) -> str:
 def _trace(analysis: Trace) -> str:
     if not analysis.has_gpu:
         return "This trace contains no work of a device, so there are no gaps to explain."
-    total = sum(gap.gap.length_ns for gap in analysis.gaps)
+    total = sum(gap.length_ns for gap in analysis.gaps)
     lines = [] if analysis.is_whole else [wrapped(UNTRUSTED)]
     lines += [f"{counted(len(analysis.gaps), 'gap')} of 30 us or more, {ms(total)} in total"]
     lines += [
@@ -149,16 +150,14 @@ def _trace(analysis: Trace) -> str:
         for cause, value in gap_causes(analysis).items()
     ]
     lines += _edges(analysis)
-    longest = sorted(analysis.gaps, key=lambda gap: -gap.gap.length_ns)[:MOST_GAPS]
-    rows = [
-        (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
-    ]
+    longest = sorted(analysis.gaps, key=lambda gap: -gap.length_ns)[:MOST_GAPS]
+    rows = [(ms(gap.at_ns), ms(gap.length_ns), gap.cause, gap.step) for gap in longest]
     gaps = table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3)
     details = []
     for gap in longest:  # where the host was, and what ended it
         is_known = gap.where and gap.operator  # then the name of the kernel says least
         parts = (
-            gap.stall.by and f"host in {gap.stall.by}",
+            gap.stall_by and f"host in {gap.stall_by}",
             gap.where,
             "" if is_known else f"ended by {kernel(gap.next_name)}",
             gap.operator and f"launched by {gap.operator}",
@@ -183,10 +182,10 @@ def _edges(analysis: Trace) -> list[str]:
     sums: Counter[tuple[int, str, str]] = Counter()  # the recording can hold up the host several times
     for edge in analysis.edges:
         when = "before" if edge.next_name else "after"
-        around = ", ".join(filter(None, (edge.stall.by and f"host in {edge.stall.by}", edge.where)))
-        for cause, _ in edge.gap.shares:
-            at = f" ({around})" if around and cause == edge.gap.cause else ""
-            sums[edge.gap.device, when, cause + at] += edge.ns_of(cause)
+        around = ", ".join(filter(None, (edge.stall_by and f"host in {edge.stall_by}", edge.where)))
+        for cause, _ in edge.shares:
+            at = f" ({around})" if around and cause == edge.cause else ""
+            sums[edge.device, when, cause + at] += edge.ns_of(cause)
     for (_, when, what), ns in sums.items():
         lines.append(wrapped(f"{when}: {ms(ns)}, {what}", first="  ", rest="    "))
     return lines
@@ -241,10 +240,10 @@ def render_path(graph: Graph | str | None, what: str = "of this trace", of: str 
     parts += [_sums(path, path.kinds_ns | {"all": path.wall_ns}), _path_links(path, graph.is_of_ranks)]
     each, of = (1, "it takes") if path.step_ns is None else (path.steps, "a step takes")
     rows = []
-    for found in outcomes(graph, path):
-        name = f": {kernel(found.change.name)}" if found.change.name else ""
-        change = percent(round(found.wall_ns / path.wall_ns - 1, 3) + 0.0)  # without a sign if it rounds to nothing
-        rows.append((f"{found.change.what}{name}", ms(found.wall_ns / each), change))
+    for what_if, wall_ns in outcomes(graph, path):
+        name = f": {kernel(what_if.name)}" if what_if.name else ""
+        change = percent(round(wall_ns / path.wall_ns - 1, 3) + 0.0)  # without a sign if it rounds to nothing
+        rows.append((f"{what_if.what}{name}", ms(wall_ns / each), change))
     return "\n\n".join([*parts, table(("if", of, "change"), rows), wrapped(ASSUMED)])
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.code_places import SampledLines, TracedLine, TracedPlaces
+from training_profiler.trace_analysis.code_places import TracedLine, TracedPlaces
 from training_profiler.trace_analysis.communication import BusBandwidth, RankCollective
 from training_profiler.trace_analysis.operators import Kernel, Rate
 from training_profiler.trace_analysis.report_figures import amount, kernel, listing, ms, ms_number, percent, us
@@ -53,7 +53,7 @@ def code(analysis: Trace) -> str:
         (LINE, "lines", found.lines),
     )
     tables = [_places(header, kind, places, analysis) for header, kind, places in kinds if places.rows]
-    if found.sampled.rows:
+    if found.sampled:
         tables.append(_sampled(found.sampled, analysis.has_gpu))
     return "\n\n".join([*tables, wrapped(_LEGEND)]) if tables else wrapped(_WITHOUT)
 
@@ -67,15 +67,15 @@ def _places(header: str, kind: str, places: TracedPlaces, analysis: Trace) -> st
     return found.text(MOST_PLACES, names, elsewhere)
 
 
-def _sampled(sampled: SampledLines, has_gpu: bool) -> str:
-    count = sum(row.samples for row in sampled.rows)
+def _sampled(sampled: Sequence[TracedLine], has_gpu: bool) -> str:
+    count = sum(row.samples for row in sampled)
 
     def cells(row: TracedLine) -> tuple[object, ...]:
         shown = _file_and_line(row.name), row.samples, percent(row.samples / count), row.in_gaps
         return shown if has_gpu else shown[:-1]
 
     headers = (f"line\n({counted(count, 'sample')})", "samples", "share", *(("in gaps",) if has_gpu else ()))
-    return listing(headers, sampled.rows, cells, MOST_PLACES, detail_of=lambda row: row.name)
+    return listing(headers, sampled, cells, MOST_PLACES, detail_of=lambda row: row.name)
 
 
 def _file_and_line(line: str) -> str:

@@ -7,7 +7,7 @@ from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import gaps
-from training_profiler.trace_analysis.idle_times import AttributedGap
+from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.rules_registry import (
     AT_ONCE,
     BATCHES,
@@ -69,7 +69,7 @@ def idle(analysis: Trace, threshold: float) -> Finding | None:
 
 
 def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
-    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in gaps.NO_IDLE_TIME]
+    places = [place for place in analysis.idle_times if place.in_scope_ns and place.cause not in gaps.NO_IDLE_TIME]
     causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in gaps.NO_IDLE_TIME}
     short_ns = idle_ns - sum(causes.values())
     main = max(causes, key=lambda cause: causes[cause], default="")
@@ -104,14 +104,14 @@ def _fewer_launches(analysis: Trace) -> str:
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, AT_ONCE, OPERATORS), is_measured=True)
 def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
-    places = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
+    places = [place for place in analysis.idle_times if place.cause == gaps.HOST_STALL and place.in_scope_ns]
     ns = analysis.gap_ns(gaps.HOST_STALL)
     if not places or not analysis.is_idle_for(ns, threshold):
         return None
     places.sort(key=lambda place: -place.ns_of(gaps.HOST_STALL))
     named, share = ", ".join(_stall_text(place) for place in places[:MOST_STALLS]), analysis.share_of_scope(ns)
     more = f" and {len(places) - MOST_STALLS} more" if len(places) > MOST_STALLS else ""
-    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in places if place.stall.is_first)
+    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in places if place.is_first_run)
     fix = "Look at what the host does there: move it off the training thread, or do it less often"
     if 2 * first_ns > ns * len(analysis.devices):
         fix = (
@@ -125,15 +125,14 @@ def stalls(analysis: Trace, threshold: float) -> Finding | None:
     return found(stalled, fix, ns, share_of_step=share, stalls=len(places), first_calls_ms=first_ns / NS_PER_MS)
 
 
-def _stall_text(place: AttributedGap) -> str:
-    stall = place.stall
-    several = ", ".join(stall.operators) or "short ones"
-    what = stall.by or (f"several operators ({several})" if stall.in_operators else "outside of operators")
+def _stall_text(place: Gap) -> str:
+    several = ", ".join(place.stall_operators) or "short ones"
+    what = place.stall_by or (f"several operators ({several})" if place.is_in_operators else "outside of operators")
     if place.where:
         what += f" {place.where}"
-    elif stall.section:
-        what += f" in {stall.section}"
-    when = " (before the first run of a kernel)" if place.stall.is_first else ""
+    elif place.stall_section:
+        what += f" in {place.stall_section}"
+    when = " (before the first run of a kernel)" if place.is_first_run else ""
     return f"{place.ns_of(gaps.HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 

@@ -1,6 +1,7 @@
 """One trace, question by question: each figure is computed when a view first asks for it."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Final, TypeVar
 import numpy as np
 
 from training_profiler.trace_analysis import communication, events, host_activity, known_names
+from training_profiler.trace_analysis.code_places import idle_times
 from training_profiler.trace_analysis.columns import Columns
 from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, unseen_work, without_skew
 from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
 from training_profiler.trace_analysis.events import DeviceMemory, StepParts, TracedEvents
 from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING
 from training_profiler.trace_analysis.host_activity import TracedModuleCalls, calls_named, pace_variation, phases_of
-from training_profiler.trace_analysis.idle_times import idle_times
 from training_profiler.trace_analysis.launches import replayed_share
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
 from training_profiler.trace_analysis.path_graph import graph_of
@@ -65,7 +66,7 @@ class Trace(TracedEvents):
     exposed_communication_ns = _of(
         lambda trace: (trace.device.communication | trace.device.compute).total_ns - trace.device.compute.total_ns
     )
-    # Why figures about the device cannot be trusted.
+    # Why figures about the device cannot be trusted, by code.
     doubts = _of(lambda trace: doubts_of(trace, trace._unseen))
     # The variation of the device's times for the steps; None if the host is not ahead of it.
     pace_variation = _of(lambda trace: None if trace.doubts else pace_variation(trace))
@@ -82,13 +83,11 @@ class Trace(TracedEvents):
         lambda trace: idle_times(trace, trace.devices, trace._unseen, trace._reads, takes_turns=trace.takes_turns)
     )
     # Where in the code time goes.
-    code = _of(lambda trace: trace._idle_times.code)
+    code = _of(lambda trace: trace._idle_times[1])
     # The gaps of at least 30 us, of all devices, in order of time.
-    gaps = _of(lambda trace: trace._idle_times.gaps)
+    gaps = _of(lambda trace: tuple(gap for gap in trace._idle_times[0] if not gap.is_edge))
     # Idle times of at least 30 us before a device's first work in steps and after its last.
-    edges = _of(lambda trace: trace._idle_times.edges)
-    # The idle time of both within the scope; of several devices the sum.
-    idle_ns_by_cause = _of(lambda trace: trace._idle_times.ns_by_cause)
+    edges = _of(lambda trace: tuple(gap for gap in trace._idle_times[0] if gap.is_edge))
     _operators = _of(operators)
     # The operators by name.
     operators = _of(lambda trace: trace._operators[0])
@@ -133,6 +132,15 @@ class Trace(TracedEvents):
         return not np.isin(streams[is_kernel & ~communicates], streams[communicates]).any()
 
     @cached_property
+    def idle_ns_by_cause(self) -> dict[str, int]:
+        """The idle time of gaps and edges within the scope; of several devices the sum."""
+        sums: Counter[str] = Counter()
+        for gap in self._idle_times[0]:
+            for cause, _ in gap.shares:
+                sums[cause] += gap.ns_of(cause)
+        return dict(sums)
+
+    @cached_property
     def gap_lengths_ns(self) -> tuple[int, ...]:
         """The lengths of all gaps, the longest first."""
         return tuple(sorted(self.device.busy.between.length_ns.tolist(), reverse=True))
@@ -151,14 +159,12 @@ class Trace(TracedEvents):
 
     # All idle times of at least 30 us in the steps: gaps, and before the first work and after the last.
     idle_times = _of(lambda trace: trace.gaps + trace.edges)
-    # The begin of the first device work, or of the first host event without device work.
-    begin_ns = _of(lambda trace: trace.extent[0])
     # From the start of the first device work to the end of the last.
     span_ns = _of(lambda trace: trace.extent[1] - trace.extent[0])
     # Whether nothing speaks against the figures about the device.
     is_whole = _of(lambda trace: not trace.doubts)
     # Whether device work can be as long as recorded.
-    has_durations = _of(lambda trace: not any(doubt.code in IMPOSSIBLE for doubt in trace.doubts))
+    has_durations = _of(lambda trace: not any(code in IMPOSSIBLE for code in trace.doubts))
     # Whether devices take turns and leave little time idle: what one of them waits for is another.
     is_one_system = _of(lambda trace: trace.takes_turns and (trace.scope.utilization or 0.0) > LEAST_IN_TURNS)
     # The share of the steps in which a device was busy.

@@ -138,6 +138,7 @@ class Change(Enum):
         return f"{known.value}, {self.condition}" if self.condition else known.value
 
 
+UP_TO: Final = frozenset((Change.LESS_PREPROCESSING, Change.CHEAPER_LINES, Change.SHORTER_LOCK, Change.CHEAPER_HOOKS))
 ADVISED: Final = tuple(Change)[tuple(Change).index(Change.ONE_LOADER) :]
 
 
@@ -172,6 +173,11 @@ class Action(NamedTuple):
     text: str
     changes: tuple[Change, ...] = ()
     part: float = 1.0
+
+    @property
+    def up_to(self) -> str:
+        """What stands before its saving: "up to " where a part of the time of these lines may stay."""
+        return "up to " if self.changes and UP_TO.issuperset(self.changes) else ""
 
 
 def action_of(fix: str, changes: tuple[Change, ...], part: float = 1.0) -> Action:

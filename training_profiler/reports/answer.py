@@ -143,9 +143,7 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
 
 def _head(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> str:
     """Return what the figures right of actions are; "" where none stand there."""
-    shown = [
-        cells for each in changes for action in each.actions if (cells := saving_cells(snapshot, each, action.part))
-    ]
+    shown = [cells for each in changes for action in each.actions if (cells := saving_cells(snapshot, each, action))]
     if layout.width < SAVING_FROM or not shown:
         return ""
     return _in_columns(["a step" * any(step for step, *_ in shown), *OF_WHAT]).rjust(layout.width)
@@ -157,12 +155,12 @@ def _in_columns(cells: Sequence[str]) -> str:
 
 def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout, first: str) -> list[str]:
     """Return an action with what it alone saves: right of it, or below it where it would need another line."""
-    text, cells = action_text(finding, action), saving_cells(snapshot, finding, action.part)
+    text, cells = action_text(finding, action), saving_cells(snapshot, finding, action)
     if not cells:
         return _cut(layout, text, first, "      ", MOST_ACTION_LINES)
     if layout.width < SAVING_FROM:
-        saving = "      " + layout.color("  ".join(filter(None, cells)), "green")
-        return [*_cut(layout, text, first, "      ", MOST_ACTION_LINES), saving]
+        below = layout.wrap("  ".join(filter(None, cells)), first="      ", rest="      ")
+        return _cut(layout, text, first, "      ", MOST_ACTION_LINES) + [layout.color(line, "green") for line in below]
     saving = _in_columns(cells).strip()
     space = layout.width - len(saving)
     lines = _cut(layout, text, first, "      ", MOST_ACTION_LINES)  # what is typed stays on a line, where it fits
@@ -186,21 +184,21 @@ def worst_losses_of(finding: Finding) -> str:
     return "" if finding.code == MACHINE_BUSY else worst_losses(changes)
 
 
-def saving_cells(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> list[str]:
+def saving_cells(snapshot: Snapshot, finding: Finding, action: Action) -> list[str]:
     """Return what an action saves: a step before and after it, its part of the training time, and time of this run.
 
     The start of the program is left out of that part. A cell is "" where it is not known; none where nothing is.
     """
-    seconds = part * finding.potential_saving_s
+    seconds = action.part * finding.potential_saving_s
     if not seconds or finding.code == MACHINE_BUSY:
         return []
     step = ""
     if finding.step_s is not None and finding.step_if_fixed_s is not None:
-        after_s = finding.step_s - part * (finding.step_s - finding.step_if_fixed_s)
+        after_s = finding.step_s - action.part * (finding.step_s - finding.step_if_fixed_s)
         unit, number = unit_of_steps(finding.step_s)
         step = f"{number(finding.step_s)} -> {number(after_s)} {unit}"
-    share = saved_share(snapshot, finding, part)
-    return [step, f"{-share:.0%}" if share else "", duration_text(seconds)]
+    share = saved_share(snapshot, finding, action.part)
+    return [step, f"{action.up_to}{-share:.0%}" if share else "", duration_text(seconds)]
 
 
 def _remarks(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, changes: Sequence[Finding]) -> list[str]:

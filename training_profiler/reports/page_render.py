@@ -74,7 +74,7 @@ def _actions(snapshot: Snapshot, finding: Finding) -> Html:
     units = " a step", " of the training", ""
     lines: list[Html] = []
     for action in finding.actions:
-        cells = saving_cells(snapshot, finding, action.part)
+        cells = saving_cells(snapshot, finding, action)
         saving = ", ".join(f"{cell}{unit}" for cell, unit in zip(cells, units, strict=False) if cell)
         lines.append(element("p", "or " if lines else "→ ", action_text(finding, action), " ", element("b", saving)))
     losses = worst_losses_of(finding)

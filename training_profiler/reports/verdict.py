@@ -154,11 +154,11 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
             of_run = f" ({first.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
             lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; all times include it"
             return Verdict(headline, "", lost, BAD)
-        part = next((action.part for action in first.actions), 1.0)
+        part, up_to = next(((action.part, action.up_to) for action in first.actions), (1.0, ""))
         seconds, share = (part or 1.0) * first.potential_saving_s, saved_share(snapshot, first, part or 1.0)
         when = "of the start" if row_of(first).is_before_training else "after the last step"
         saved = f"{duration_text(seconds)} {when}" if share is None else of_training(share, seconds)
-        saving = f"{'Change 1 can save' if part else 'It costs'} {saved}"
+        saving = f"{'Change 1 can save ' + up_to if part else 'It costs '}{saved}"
         more = "all times include this waiting" if first.code == SHARED_GPU else ""
         return Verdict(headline, more, saving if first.potential_saving_s else "", BAD)
     if not snapshot.steps:

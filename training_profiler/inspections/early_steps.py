@@ -65,6 +65,11 @@ class EarlySteps:
         self._steps = self._calls = 0
         self._spent_ns = 0  # on looking at calls and backward passes
 
+    @property
+    def looked_ns(self) -> int:
+        """How long the training has been looked at so far."""
+        return self._spent_ns + self._again.spent_ns
+
     def begin(self) -> None:
         """Look at the steps from now on, once in a run."""
         detector = self._context.detector

@@ -51,7 +51,7 @@ class SameAgain:
         self._context = context
         self._shadow: Shadow | None = None
         self._mode: Any = None
-        self._thread = self._steps = self._spent_ns = 0
+        self._thread = self._steps = self.spent_ns = 0
         self._is_open = self._is_over = False
         self._modules: set[int] = set()  # that were found fit for a dispatch mode
         self._files: dict[str, str] = {}  # names of the user's files in reports, by those of code; "" of others
@@ -126,7 +126,7 @@ class SameAgain:
             self._is_over = True
 
     def _has_enough(self) -> bool:
-        return len(self._passes) >= PASSES - (self._spent_ns > LONG_NS)
+        return len(self._passes) >= PASSES - (self.spent_ns > LONG_NS)
 
     def _called(self, module: Any) -> None:
         if id(module) not in self._modules:
@@ -179,7 +179,7 @@ class SameAgain:
                 name = hash((func, parts))
         except Exception:  # such as _VariesError
             name = None
-        self._spent_ns += thread_time_ns() - began_ns
+        self.spent_ns += thread_time_ns() - began_ns
         return name
 
     def _ran(self, func: Any, name: Any, args: Any, out: Any) -> None:
@@ -206,8 +206,8 @@ class SameAgain:
                 self._storages[storage._cdata] = _Memory(self._weak(storage), its_name, place)
         except Exception:  # of tensors that are not torch's own
             self._is_over = True
-        self._spent_ns += thread_time_ns() - began_ns
-        self._is_over |= self._spent_ns > MOST_NS
+        self.spent_ns += thread_time_ns() - began_ns
+        self._is_over |= self.spent_ns > MOST_NS
 
     def _write(self, func: Any, args: Any, name: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):

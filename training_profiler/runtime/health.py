@@ -156,13 +156,18 @@ class ProfilerHealth:
         finally:
             self.spend(self.recorder.clock() - begin_ns)
 
-    def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = (), were_asked: bool = True) -> Health:
-        """Return the health of the profiler in a run with these totals. ``were_asked``: the user has set log_every."""
+    def health(
+        self, run: Totals, reports_left_out: int, costs: Sequence[str] = (), were_asked: bool = True, looked_ns: int = 0
+    ) -> Health:
+        """Return the health of the profiler in a run with these totals.
+
+        ``were_asked``: the user has set log_every; ``looked_ns`` is what the inspections of early steps took.
+        """
         sections_ns, spans = self.sections_ns(run), run.training_spans
         return Health(
             dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self.guard.disabled.items()),
-            overhead_s=(self.spent_ns + sections_ns) / NS_PER_S,
+            overhead_s=(self.spent_ns + looked_ns + sections_ns) / NS_PER_S,
             span_s=(sections_ns / spans if spans else self.section_cost_ns) / NS_PER_S,
             notes=(
                 *self.notes,

@@ -495,4 +495,5 @@ class Pipeline:
         """Return the health of the profiler so far."""
         notes = [note for each in (self.samplers, self.outputs, self.exchange, self) for note in each.notes()]
         left_out = 0 if self._settings.is_quiet and not self._settings.sinks else self.reports.refused
-        return self.profiler_health.health(self.sums.run, left_out, notes, self._settings.asks_for_reports)
+        looked_ns = self.instrumentation.early_steps.looked_ns
+        return self.profiler_health.health(self.sums.run, left_out, notes, self._settings.asks_for_reports, looked_ns)

@@ -29,6 +29,12 @@ def reading() -> Snapshot:
     return replace(run(busy=7.8, data_set="Scans"), lines={"data_loading": (line, loop)})
 
 
+def pausing(share: float) -> Snapshot:
+    """Return a run that is seen to pause in its data set, for this share of the run; it waits for data for 0.5."""
+    line = LineStats("data.py", 5, "Files.__getitem__", 0.4, 100, phase="fetch", called={"time.sleep": share})
+    return replace(run(busy=7.8, data_set="Files"), lines={"data_loading": (line,)})
+
+
 def quick(batch_s: float = 0.0004, **arguments) -> Snapshot:
     whole = run(data_set="Pictures", **arguments)
     fetches = replace(whole.sections["data_loading"], p50_s=batch_s, step_total_s=100 * batch_s, count=100)
@@ -73,6 +79,8 @@ SAYS = {
     "data-loading-bound": {
         "without workers": run(pin_memory=False),
         "without workers or a free CPU": run(busy=7.8),
+        "without a free CPU, in a data set that pauses": pausing(0.25),
+        "without a free CPU, in a data set that pauses a little": pausing(0.15),
         "pinned memory and kept workers": run(device=GPU, pin_memory=False, **WORKERS),
         "pinned memory and kept workers are set": run(
             device=GPU, **{"persistent_workers": True, "pin_memory": True, **WORKERS}

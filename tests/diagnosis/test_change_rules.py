@@ -127,6 +127,7 @@ def evenly(kind: str, last: float = 1000.0, name: str = "history", **others) -> 
 HELD = evenly(SIZE, path="/home/me/load.py", lines=((8, 9),))
 DECODE = lines(0.045, 400)
 BOTH = (LineChange("load.py:9 decode", 0.01, 0.035, 400), LineChange("load.py:8 decode", 0.005, 0.01, 100))
+COPIED_AND_READ = (replace(BOTH[0], called="torch.cat"), BOTH[1])
 FORWARD = {"forward_pass": (0.02, 0.06), "other": (0.02, 0.02)}
 AT_401 = {"is_abrupt": True, "step": 401, "first_step": 396, "last_step": 409}
 GRAPH_OF = evenly(GRAPH, 12_000, name="state", place="train.py:31", own=100)
@@ -240,6 +241,7 @@ SAYS = {
         "a list": growing(HELD, lines=DECODE),
         "a list that two lines work through": growing(HELD, lines={"data_loading": BOTH}),
         "a tensor that is copied": growing(HELD, lines=calling("torch.cat").step.change.lines),
+        "a tensor that is copied, and that another line reads": growing(HELD, lines={"data_loading": COPIED_AND_READ}),
         "a list that grew at once": growing(AT_ONCE, lines=DECODE, **AT_401),
         "the first of two": growing(HELD._replace(lines=((90, 99),)), HELD, lines=DECODE),
         "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),

@@ -403,6 +403,7 @@ SILENT = {
         "a cell that no layer computes faster": with_facts(recurrent=CELL),
         "operators of weights that are computed again": with_facts(weights=WEIGHTS),
         "operators of a mask that is made again": with_constants(*CONSTANTS),
+        "operators of hooks": replace(MANY, phases={"forward hook": 0.3}),
     },
     "double-precision": {dtype: run_with(ProgramFacts(ADAM), dtype=dtype) for dtype in ("float32", "bfloat16", "")},
     "repeated-backward": {

@@ -103,10 +103,10 @@ def waiting(share: float) -> Snapshot:
     return in_sections(run, synchronization={"parent": "forward_pass"})
 
 
-def clipping_each(parameters: int) -> Snapshot:
+def clipping_each(parameters: int, inside: str = "") -> Snapshot:
     run = in_sections(METRICS, metrics_computation={"count": parameters * 100})
     share = run.sections["metrics_computation"].share
-    line = LineStats("train.py", 9, "clip", share, 100, called={"nn.utils.clip_grad_norm_": share})
+    line = LineStats("train.py", 9, "clip", share, 100, inside=inside, called={"nn.utils.clip_grad_norm_": share})
     return replace(run, lines={"metrics_computation": (line,)})
 
 
@@ -160,7 +160,10 @@ SILENT["checkpointing-heavy"] |= {
     "a single one": in_sections(of_run("checkpointing", 20.0), checkpointing={"count": 1})
 }
 SILENT |= {
-    "metrics-heavy": {"clipping on CUDA": CLIPPING},
+    "metrics-heavy": {
+        "clipping on CUDA": CLIPPING,
+        "a trainer that clips": clipping_each(1, inside="transformers/trainer.py:9 Trainer._clip"),
+    },
     "forward-dominates": {
         "at the threshold": snapshot_of({"forward_pass": 0.6}, steps=64, step_s=0.125),
         "ranks that wait": waiting(0.21),

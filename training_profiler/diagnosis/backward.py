@@ -47,7 +47,7 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
     step = snapshot.step
     if step is None or not snapshot.program.finds_anomalies:
         return None
-    stacks = sum(share for phase, share in snapshot.phases.items() if ANOMALIES in phase.split(BETWEEN))
+    stacks = snapshot.share_of_phase(ANOMALIES)
     spent_s = stacks * snapshot.wall_s * (step.settled_s / step.total_s if step.total_s else 0.0)
     # Operators of the counted step took the host's time, so how long the checks take on a device is unknown.
     checks, checks_s = snapshot.program.nan_checks, None
@@ -183,7 +183,7 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if machine.samples < 5 or machine.ram_share.max > 0.5:
         return None  # activations that are kept may take as much again as everything else
-    of_run = sum(share for phase, share in snapshot.phases.items() if RECOMPUTATION in phase.split(BETWEEN))
+    of_run = snapshot.share_of_phase(RECOMPUTATION)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, of_run))
     lines = [
         line

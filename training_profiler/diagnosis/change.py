@@ -170,7 +170,8 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
         for each in change.lines.get(section, ())
         if is_line and each != line and _is_worked_through(grown, each.line)
     ]
-    also_s = sum(each.after_s - each.before_s for each in others)
+    is_copied = is_line and copying_part(change) > 0  # else others have less to work through, too
+    also_s = 0.0 if is_copied else sum(each.after_s - each.before_s for each in others)
     if change.is_abrupt:
         saved_s = (after_s - before_s + also_s) * (step.count - change.step + 1)
     else:  # in a straight line, the first step takes as much less than the first half as that than the whole
@@ -182,7 +183,7 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     return cost.finding(
         f"{where} takes longer as {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
         f"{time_text(after_s)} after",
-        COPIED if is_line and copies_all(change) else _growth_fix(grown, line.called if is_line and line else ""),
+        COPIED if is_copied else _growth_fix(grown, line.called if is_line and line else ""),
         section=section,
         what=grown.kind,
         variable=grown.name,
@@ -299,8 +300,8 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause, reason = cause_of(change)
     count = snapshot.step.count
     where = less_at(snapshot, change, cause) or (record_steps(count, change.step // 2, (change.step + count) // 2),)
-    if copies_all(change):
-        fix = COPIED
+    if copied := copying_part(change):
+        fix, potential_saving_s = COPIED, copied * potential_saving_s
     elif cause in OF_THE_MACHINE:
         fix = Fix(OF_THE_MACHINE[cause])
     elif cause:
@@ -455,11 +456,13 @@ def less_at(snapshot: Snapshot, change: StepChange, section: str) -> tuple[Actio
     return (Action(f"do less at {' and '.join(places)}", (Change.CHEAPER_LINES,)),) if places else ()
 
 
-def copies_all(change: StepChange) -> bool:
-    """Return whether the line that carries a rise puts tensors together, and so copies what it has so far."""
+def copying_part(change: StepChange) -> float:
+    """Return the part of a rise of the line that puts tensors together, and so copies all so far; 0 without one."""
     section, _ = cause_of(change)
     line = _line_that_rose(change, section) if section in change.sections else None
-    return line is not None and line.called.rpartition(".")[2] in PUT_TOGETHER
+    if line is None or line.called.rpartition(".")[2] not in PUT_TOGETHER:
+        return 0.0
+    return min(1.0, (line.after_s - line.before_s) / (change.after_s - change.before_s))
 
 
 def _slower_clock(change: StepChange) -> str:

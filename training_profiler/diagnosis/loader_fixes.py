@@ -8,10 +8,11 @@ from typing import Final
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
-from training_profiler.diagnosis.places import MAKING_TENSORS
+from training_profiler.diagnosis.places import MAKING_TENSORS, NETWORK, PAUSING
 from training_profiler.diagnosis.worker_plan import (
     FREE_CPUS,
     LESS_LOCKED,
+    MOSTLY_WAITS,
     PREPROCESS_LESS,
     WorkerPlan,
     mostly_waits,
@@ -110,9 +111,18 @@ def _cpus_for(snapshot: Snapshot, loader: LoaderStats) -> float | None:
     Workers that mostly wait get a CPU also where others keep all of them busy; the delay is in their time.
     """
     free, machine = free_cpus(snapshot), snapshot.machine
-    if free is None or machine is None or not mostly_waits(snapshot, loader):
+    if free is None or machine is None or not (mostly_waits(snapshot, loader) or _is_pausing(snapshot)):
         return free
     return max(free, FREE_CPUS * machine.local_ranks)
+
+
+def _is_pausing(snapshot: Snapshot) -> bool:
+    """Return whether the training, where it makes its batches, is mostly seen in functions that wait."""
+    lines = snapshot.lines_of_steps(DATA_LOADING) if _has_lines_of_making(snapshot) else []
+    waiting = sum(
+        share for line in lines for name, share in line.called.items() if PAUSING.matches(name) or NETWORK.matches(name)
+    )
+    return waiting > 0 and waiting >= MOSTLY_WAITS * snapshot.sections[DATA_LOADING].share
 
 
 def waiting_fix(snapshot: Snapshot) -> Fix:

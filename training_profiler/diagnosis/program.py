@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from math import exp, log
 from typing import Final
 
-from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, FORWARD_WITHOUT_GRAD, OPTIMIZER_STEP
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    FORWARD_HOOK,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    OPTIMIZER_STEP,
+)
 from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_named, places_text
-from training_profiler.diagnosis.registry import (
-    RULES,
-    Saving,
-    cost_of_run,
-    cost_of_steps,
-    has_enough_steps,
-    per_step,
-)
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps, per_step
 from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
 from training_profiler.model.snapshot import OTHER, LineStats, Snapshot
 
@@ -343,8 +342,7 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     program, step, optimizer = snapshot.program, snapshot.step, snapshot.program.optimizer
     if optimizer is None or program.finds_anomalies or step is None or not has_enough_steps(snapshot):
         return None
-    start_s = START_S if optimizer.devices == ("cpu",) else 0.0
-    start_s = start_s if program.cpu is None else program.cpu.operator_s
+    start_s = START_S * (optimizer.devices == ("cpu",)) if program.cpu is None else program.cpu.operator_s
     if not start_s:
         return None
     # Long operators compute, and would go on to do so.
@@ -366,10 +364,8 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     operator_s = computing_s * max(0.0, 1 - cpu_loss(snapshot.machine).all) / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
-    if any(
-        rule(snapshot, snapshot.thresholds) is not None
-        for rule in (time_step_loop, computed_weights, computed_constants)
-    ):
+    causes = time_step_loop, computed_weights, computed_constants
+    if any(rule(snapshot, snapshot.thresholds) is not None for rule in causes) or _are_of_hooks(snapshot):
         return None
     potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
     if program.forward is not None:
@@ -390,6 +386,12 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         parameter_tensors=optimizer.tensors,
         **lines,
     )
+
+
+def _are_of_hooks(snapshot: Snapshot) -> bool:
+    """Return whether hooks take most of the forward passes, so that most operators are theirs."""
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS) or 0.0
+    return 2 * snapshot.share_of_phase(FORWARD_HOOK) * snapshot.wall_s > forward_s > 0
 
 
 def _needless_s(program: ProgramFacts, passes_s: Sequence[float], needed: float) -> float:
@@ -479,7 +481,7 @@ def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> Fix:
     """Return what to change; in ``forward`` is torch's recurrent layer that starts the operators, if one does."""
     is_compiled = snapshot.program.compiled is not None
     layer, recurrent = "" if forward is None else forward.layer, snapshot.program.recurrent
-    if recurrent is not None and recurrent.loop >= 0.5 and forward is not None:
+    if recurrent is not None and forward is not None and (layer or recurrent.loop >= 0.5):
         return Fix(
             f"Use larger batches{'' if is_compiled else ', or torch.compile'}: {recurrent.kind} is called for each "
             "step of a sequence, which is needed where an input depends on an output before",

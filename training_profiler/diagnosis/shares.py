@@ -212,6 +212,8 @@ def _fewer_metrics(snapshot: Snapshot) -> Fix:
 def _metrics_saved(snapshot: Snapshot) -> float:
     """Return the part of the time that its fix saves: nothing where it only clips gradients, and all at once."""
     section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
+    if {bool(line.inside) for line in snapshot.lines_of_steps(METRICS_COMPUTATION)} == {True}:
+        return 0.0  # a trainer clips, in a call that the user cannot edit
     if _clips_one_by_one(snapshot):
         return 0.8
     is_once = step is not None and section.count <= 1.2 * step.count
@@ -345,8 +347,9 @@ STEP_SHARES: Final = (
         section=EMA_UPDATE,
         activity="updating the moving average of the weights",
         fix=Fix(
-            "Update all parameters at once with torch._foreach_lerp_, or average every n-th step with a decay to match",
-            (Change.FOREACH_AVERAGE, Change.RARER_AVERAGE),
+            "Average every n-th step with a decay to match, or all parameters at once (multi_avg_fn, "
+            "torch._foreach_lerp_) where a loop does",
+            (Change.RARER_AVERAGE, Change.FOREACH_AVERAGE),
         ),
         label="EMA",
         explains_idle=True,

@@ -21,7 +21,7 @@ from training_profiler.diagnosis.change import (
     OF_THE_MACHINE,
     abrupt_rise,
     cause_of,
-    copies_all,
+    copying_part,
     larger_text,
     less_at,
     names_growth,
@@ -269,8 +269,8 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix = Fix(fix, fix.changes, less_at(snapshot, change, cause) or fix.actions)
         is_dated = not reason or cause in change.sections
         where = reason if is_dated else f", compared before and after step {change.step}{reason}"
-        if copies_all(change):
-            fix = COPIED
+        if copied := copying_part(change):
+            fix, potential_saving_s = COPIED, copied * potential_saving_s
         elif cause in OF_THE_MACHINE:  # nothing of the program grows
             fix = Fix(OF_THE_MACHINE[cause])
         elif reason and not cause:

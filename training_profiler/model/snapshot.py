@@ -415,6 +415,10 @@ class Snapshot:
         taken_s = sum(self.total_of_step_s(name) or 0.0 for name in outermost if self.is_by_device(name))
         return max(0.0, self.step.settled_s - taken_s)
 
+    def share_of_phase(self, name: str) -> float:
+        """Return the share of the run in samples with this phase, also beside others."""
+        return sum(share for phase, share in self.phases.items() if name in phase.split(BETWEEN))
+
     def share_of_step(self, name: str) -> float | None:
         """Return the share of step time after warm-up in ``name``, with nested sections; None if unknown."""
         total_s = self.total_of_step_s(name)

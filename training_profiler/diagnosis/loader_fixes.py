@@ -118,11 +118,13 @@ def _cpus_for(snapshot: Snapshot, loader: LoaderStats) -> float | None:
 
 def _is_pausing(snapshot: Snapshot) -> bool:
     """Return whether the training, where it makes its batches, is mostly seen in functions that wait."""
-    lines = snapshot.lines_of_steps(DATA_LOADING) if _has_lines_of_making(snapshot) else []
     waiting = sum(
-        share for line in lines for name, share in line.called.items() if PAUSING.matches(name) or NETWORK.matches(name)
+        share
+        for line in snapshot.lines_of_steps(DATA_LOADING)
+        for name, share in line.called.items()
+        if PAUSING.matches(name) or NETWORK.matches(name)
     )
-    return waiting > 0 and waiting >= MOSTLY_WAITS * snapshot.sections[DATA_LOADING].share
+    return _has_lines_of_making(snapshot) and waiting >= MOSTLY_WAITS * snapshot.sections[DATA_LOADING].share > 0
 
 
 def waiting_fix(snapshot: Snapshot) -> Fix:

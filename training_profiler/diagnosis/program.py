@@ -389,9 +389,9 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _are_of_hooks(snapshot: Snapshot) -> bool:
-    """Return whether hooks take most of the forward passes, so that most operators are theirs."""
+    """Return whether hooks take a quarter of the forward passes or more, so that many operators are theirs."""
     forward_s = snapshot.total_of_step_s(FORWARD_PASS) or 0.0
-    return 2 * snapshot.share_of_phase(FORWARD_HOOK) * snapshot.wall_s > forward_s > 0
+    return 4 * snapshot.share_of_phase(FORWARD_HOOK) * snapshot.wall_s > forward_s > 0
 
 
 def _needless_s(program: ProgramFacts, passes_s: Sequence[float], needed: float) -> float:

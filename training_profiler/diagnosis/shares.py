@@ -212,7 +212,8 @@ def _fewer_metrics(snapshot: Snapshot) -> Fix:
 def _metrics_saved(snapshot: Snapshot) -> float:
     """Return the part of the time that its fix saves: nothing where it only clips gradients, and all at once."""
     section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
-    if {bool(line.inside) for line in snapshot.lines_of_steps(METRICS_COMPUTATION)} == {True}:
+    are_inside = {bool(line.inside) for line in snapshot.lines_of_steps(METRICS_COMPUTATION)}
+    if (are_inside or {snapshot.has_hugging_face_trainer}) == {True}:
         return 0.0  # a trainer clips, in a call that the user cannot edit
     if _clips_one_by_one(snapshot):
         return 0.8

@@ -38,7 +38,7 @@ def run(steps: int = 4000) -> list[Figure]:
         if done.returncode:
             print(f"Not measured: {done.stderr[-2000:]}\n")
             return [Figure(WHAT, None, TARGET_RATIO)]
-        (run_folder,) = (folder / "runs").iterdir()
+        (run_folder,) = (folder / "runs").glob("2*")
         records = [json.loads(line) for line in (run_folder / "rank0.jsonl").read_text().splitlines()]
         notes = json.loads((run_folder / "report.json").read_text())["health"]["notes"]
     windows = [[float(number) for number in found.groups()] for note in notes if (found := WINDOW_NOTE.search(note))]

@@ -75,6 +75,7 @@ def start_training_profiling(
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
     html: bool | None = None,
+    history: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
     prometheus_port: int | str | None = None,
@@ -103,6 +104,7 @@ def start_training_profiling(
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
         html: whether the run folder gets its page at the end; False by default.
+        history: whether the run is compared with earlier ones of its program at its end; True by default.
         rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
         prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
@@ -113,7 +115,11 @@ def start_training_profiling(
 
     Raises SettingsError or MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    settings = usable_settings(locals())  # which leaves out None
+    _start(locals())
+
+
+def _start(arguments: Mapping[str, Any]) -> None:
+    settings = usable_settings(arguments)  # which leaves out None
     if _may_start():
         _process.start(settings)
 

@@ -94,6 +94,7 @@ def start_training_profiling(
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
     html: bool | None = None,
+    history: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
     prometheus_port: int | str | None = None,

@@ -58,7 +58,7 @@ def test_files_of_the_run_stay_in_the_folder_that_was_opened(tmp_path: Path, los
     swap(tmp_path, how, *more.split())
     assert tree(tmp_path / "theirs") == theirs
     if how == "folder":
-        (in_place,) = (tmp_path / "runs").iterdir()
+        (in_place,) = (tmp_path / "runs").glob("2*")
         assert tree(in_place) == copy
     written = tree(tmp_path / "aside")
     assert {
@@ -87,7 +87,7 @@ def test_once_the_descriptors_are_closed_too_nothing_is_written(tmp_path: Path, 
     said = swap(tmp_path, how, "close")
     assert tree(tmp_path / "theirs") == theirs
     if how == "folder":
-        (in_place,) = (tmp_path / "runs").iterdir()
+        (in_place,) = (tmp_path / "runs").glob("2*")
         assert tree(in_place) == copy
     assert "Profiler: run folder switched off, the training goes on: " in said
     assert NOTE in said
@@ -96,7 +96,7 @@ def test_once_the_descriptors_are_closed_too_nothing_is_written(tmp_path: Path, 
 
 def test_a_program_that_closes_our_descriptors_keeps_its_run(tmp_path: Path, losses: str) -> None:
     swap(tmp_path, "nothing", "close")
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     report = json.loads((folder / "report.json").read_text())
     assert (report["steps"], report["health"]["disabled"]) == (63, [])
     assert not any(NOTE in note for note in report["health"]["notes"])

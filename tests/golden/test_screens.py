@@ -4,12 +4,14 @@ The runs are in screens/, without the spans of their steps.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.golden import assert_golden
 from training_profiler.diagnosis import diagnose
+from training_profiler.model.snapshot import HistoryChange
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.storage.run_folder import program_in, read_meta, typed_program
@@ -20,9 +22,12 @@ SCREENS = Path(__file__).parents[2] / "docs" / "_samples" / "screens"
 NAMES = sorted(folder.name for folder in RUNS.iterdir())
 
 
-def screen_of(name: str, width: int = 80, **most: int) -> str:
+SLOWER = HistoryChange(0.123, 0.08, 0.161, 4, "data_loading", 0.0091, "changes that are not committed")
+
+
+def screen_of(name: str, width: int = 80, history: HistoryChange | None = None, **most: int) -> str:
     """Return the report of a recorded run, as a terminal of UTF-8 without color shows it."""
-    snapshot, command = read_run(RUNS / name), read_meta(RUNS / name)["command"]
+    snapshot, command = replace(read_run(RUNS / name), history=history), read_meta(RUNS / name)["command"]
     origin = Origin(program_in(command), f"runs/{name}", typed_program(command))
     layout = Layout(width, is_unicode=True)
     return render_final(snapshot, diagnose(snapshot), layout, origin=origin, **most).lstrip("\n")
@@ -39,10 +44,12 @@ def test_a_screen_is_that_of_the_guide(name: str) -> None:
     assert_golden(SCREENS / f"{name}-answer.txt", "\n".join(answer_in(text)) + "\n")
 
 
+@pytest.mark.parametrize("history", [None, SLOWER])
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_screen_fits(name: str, width: int) -> None:
-    lines = screen_of(name, width).splitlines()
+def test_a_screen_fits(name: str, width: int, history: HistoryChange | None) -> None:
+    lines = screen_of(name, width, history).splitlines()
+    assert ("12% slower a step than your last 4 runs" in " ".join(" ".join(lines).split())) is (history is not None)
     # A title that is searched for, commands, the path of the run, and a long argument.
     unbroken = re.compile(rf"===|.*training-profiler |.*{RUNS}| +\S+=True\)$")
     assert not [line for line in lines if len(line) > width and not unbroken.match(line)]

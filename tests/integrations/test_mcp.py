@@ -12,6 +12,7 @@ from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
 from tests.system.launching import RUN
 from tests.system.test_try import SLEEPING
+from training_profiler.storage.history import INDEX
 
 pytestmark = pytest.mark.integrations
 
@@ -38,6 +39,7 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
                     ("findings", {}),
                     ("report", {"run": before.name}),
                     ("compare", {"before": before.name}),
+                    ("history", {}),
                     ("list_traces", {}),
                 )
             }
@@ -53,7 +55,7 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
             return tools, answers, trace, refused
 
     tools, answers, trace, refused = asyncio.run(ask())
-    names = {"findings", "explain", "list_runs", "report", "compare", "list_traces", "trace"}
+    names = {"findings", "explain", "list_runs", "report", "compare", "history", "list_traces", "trace"}
     assert {tool.name for tool in tools} == names
     assert all(tool.annotations.read_only_hint and len(tool.description) > 40 for tool in tools)
     assert not any(answer.is_error for answer in (*answers.values(), trace))
@@ -64,7 +66,7 @@ def test_a_client_of_the_sdk_reads_runs_and_nothing_else(tmp_path):
     assert "=== Recommendations ===" in trace.content[0].text
     assert all(answer.is_error for answer in refused)
     assert "/etc is not a run that is served" in refused[0].content[0].text
-    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == kept
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.name != INDEX} == kept
 
 
 def test_a_client_runs_a_program_and_hears_why_a_patch_cannot_be_tried(tmp_path):

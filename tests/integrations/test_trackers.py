@@ -62,7 +62,7 @@ def train(
 
 
 def folder_of(cwd: Path) -> Path:
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     return folder
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.recording import FakeRun, snapshot_of
-from tests.support.session import session_of
+from tests.support.session import FakeTraining, session_of
 from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.channel import RankChannel
@@ -20,6 +20,7 @@ from training_profiler.runtime import terminal
 from training_profiler.runtime.terminal import NEVER_S, OutputThread
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard
 from training_profiler.settings.settings import Launch, Settings
+from training_profiler.storage.history import INDEX
 
 
 def pipeline_in(folder, **settings):
@@ -311,3 +312,44 @@ def test_regular_work_is_done_between_jobs_and_survives_its_failure(monkeypatch)
     thread.stop()
     assert thread.join(LONG_S)
     assert (done, list(guard.disabled), len(ticks)) == ([1], ["test by time"], 3)
+
+
+def end_of_run(folder, step_s=0.1, **settings):
+    """Train, and end the run."""
+    training = FakeTraining(folder, **settings)
+    for at in range(200):
+        training.run.step(forward_pass=step_s * (1 + 0.02 * ((at * 7) % 5 - 2)))
+        training.session.step()
+    training.session.close()
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+def test_the_end_of_a_run_compares_it_with_those_before_it(tmp_path, capsys, monkeypatch, has_history):
+    monkeypatch.setattr("training_profiler.runtime.outputs.DISK_S", 60.0)  # for a busy machine
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    for _ in range(3):  # the first one has no index
+        end_of_run(tmp_path, history=has_history)
+    capsys.readouterr()
+    end_of_run(tmp_path, 0.12, history=has_history)
+    said = "20% slower a step than your last 2 runs (" in " ".join(capsys.readouterr().out.split())
+    assert said is has_history
+    newest = max(folder for folder in tmp_path.iterdir() if folder.is_dir())
+    assert (json.loads((newest / "report.json").read_text())["history"] is not None) is has_history
+    assert ("slower a step than" in (newest / "report.txt").read_text()) is has_history
+    assert (tmp_path / INDEX).exists() is has_history
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake of ours"), None])
+def test_a_history_that_fails_or_has_no_index_is_a_note_and_the_report_is_there(tmp_path, capsys, monkeypatch, error):
+    def fails(*_):
+        if error is not None:
+            raise error
+        return None, "no index of runs in here"
+
+    monkeypatch.setattr("training_profiler.runtime.outputs.remember", fails)
+    end_of_run(tmp_path)
+    assert "VERDICT" in capsys.readouterr().out
+    (report,) = tmp_path.glob("*/report.json")
+    health = json.loads(report.read_text())["health"]
+    assert health["disabled"] == (["history of runs (ValueError: a mistake of ours)"] if error else [])
+    assert ("no index of runs in here" in health["notes"]) is (error is None)

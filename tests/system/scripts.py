@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     @property
     def folders(self) -> list[Path]:
         """The run folders under ``runs``."""
-        return sorted((self.cwd / "runs").iterdir()) if (self.cwd / "runs").is_dir() else []
+        return sorted((self.cwd / "runs").glob("2*")) if (self.cwd / "runs").is_dir() else []
 
     @property
     def folder(self) -> Path:

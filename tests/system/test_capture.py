@@ -425,7 +425,7 @@ def test_window_opens_on_request(tmp_path):
     )
     process = start_forked(tmp_path, TRAINING + text)
     read = wait_for(process, "ready")
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     asked = command(tmp_path, "capture", str(folder), "--steps", "2")
     outcome = finish(process, tmp_path, read)
     assert (asked.status, asked.stderr) == (0, "")

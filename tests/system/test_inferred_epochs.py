@@ -55,7 +55,7 @@ def train(cwd: Path, text: str, **variables: str) -> Trained:
     script.write_text(text)
     ended = execute_forked(cwd, str(script), **variables)
     assert ended.status == 0, ended.stderr
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     return Trained(json.loads((folder / "report.json").read_text()), ended.stdout + ended.stderr, folder)
 
 

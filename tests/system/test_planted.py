@@ -42,7 +42,7 @@ def outcome_of(
     ended = execute_forked(cwd, str(PLANTED / f"{program}.py"), *arguments, **variables)
     assert ended.status == 0, ended.stderr
     assert "Final Profiling Summary" in ended.stdout + ended.stderr
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     return ended.stdout, json.loads((folder / "report.json").read_text())
 
 

@@ -357,7 +357,7 @@ def test_unmodified_training_is_profiled_and_computes_the_same_also_in_a_child(t
         assert re.fullmatch(r"Profiler: on, run folder runs/\d{8}-\d{6}", opening)
         assert lines[: len(others)] == others
         assert ours.stdout.count("=== Final Profiling Summary (5 steps) ===") == 1
-        (folder,) = (tmp_path / "runs").iterdir()
+        (folder,) = (tmp_path / "runs").glob("2*")
         assert json.loads((folder / "meta.json").read_text())["launch"]
 
 

@@ -46,7 +46,7 @@ def rows_of(cwd: Path) -> list[dict[str, Any]]:
 
 
 def all_rows_of(cwd: Path) -> list[dict[str, Any]]:
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -55,7 +55,7 @@ def is_of_interval(name: str) -> bool:
 
 
 def health_of(cwd: Path) -> list[str]:
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     health = json.loads((folder / "report.json").read_text())["health"]
     return [*health["notes"], *health["disabled"]]
 
@@ -70,7 +70,7 @@ def test_metrics_of_an_unmodified_training_reach_every_tracker(tmp_path: Path) -
         assert row["profiling/timing_forward_pass_avg"] > 0
         parts = [row[name] for name in row if name.startswith("profiling/interval_")]
         assert sum(parts) == pytest.approx(100)
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     with (folder / "metrics.csv").open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if is_of_interval(line["name"])]
     values = {(int(line["step"]), line["name"]): float(line["value"]) for line in lines}
@@ -170,7 +170,7 @@ def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
 
 def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
     assert train(tmp_path, RANK="1").status == 0
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "rank1.jsonl"]
 
 

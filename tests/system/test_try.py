@@ -119,7 +119,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     _, alive = psutil.wait_procs(started, timeout=60)  # a process that was killed ends when the system gets to it
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert list(scratch.iterdir()) == []
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     results = results_of(tmp_path, "--resume", str(folder), "--budget", "2m")
     (row,) = results["rows"]
     assert (results["remaining"], results["is_interrupted"]) == ([], False), results
@@ -139,7 +139,7 @@ def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path
     assert "Tried on sleeping.py: 0 changes" in stdout
     assert "Not finished: gc_freeze." in stdout
     assert list((tmp_path / "scratch").iterdir()) == []
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     results = results_of(tmp_path, "--resume", str(folder), "--budget", "3m")
     assert (results["remaining"], results["is_interrupted"]) == ([], False), results
 

@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     sinks = {"RECTIFIED_FLOW_PROFILE_SINKS": "csv,jsonl", "PYTHONIOENCODING": "utf-8"}
     ended = execute_forked(cwd, str(cwd / "train.py"), **sinks, COLUMNS="1000")
     assert ended.status == 0, ended.stderr
-    (folder,) = (cwd / "runs").iterdir()
+    (folder,) = (cwd / "runs").glob("2*")
     return Trained(folder, ended.stdout)
 
 

@@ -94,7 +94,7 @@ def test_a_training_is_watched_on_a_terminal_until_it_ends(tmp_path: Path) -> No
         training = start(through_run("--flush-s", "0.2", "--quiet", "train.py"), subprocess.DEVNULL)
         watcher = start(command)  # before the run has a folder
         assert ENTERS in terminal.until(b"last steps:")
-        (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+        (folder,) = (path for path in (tmp_path / "runs").glob("2*") if path.is_dir())
         before = files_of(folder)
         watcher.send_signal(signal.SIGINT)
         assert b"Traceback" not in terminal.until(LEAVES)

@@ -227,7 +227,7 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, short_fo
     variables = {"TMPDIR": str(short_folder), "OMP_NUM_THREADS": "1"}
     done = execute(tmp_path, through_run(sys.executable, "train.py"), variables=variables)
     assert (done.status, done.stderr) == (0, "")
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     report = json.loads((folder / "report.json").read_text())
     (loader,) = report["loaders"]
     assert loader["workers"]["workers"] == 2

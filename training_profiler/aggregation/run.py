@@ -28,6 +28,7 @@ from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import (
     BETWEEN,
+    OTHER,
     OUTSIDE_STEPS,
     EpochStats,
     Health,
@@ -248,6 +249,14 @@ class RunSums:
         """Return the sections of the run, and the time of each in ns, divided among its lines."""
         sections, _ = sections_of(self.run, self._names.names)
         return sections, divided_ns(sections, self.run, self._names.names)
+
+    def blocks(self, first: int) -> list[tuple[int, dict[str, int]]]:
+        """Return the blocks of steps after the first ones: how many steps, and the time of each section in ns."""
+        names = self._names.names
+        return [
+            (steps, {names.get(id) or OTHER: ns for id, ns in enumerate(times) if ns})
+            for steps, times in self.run.history.blocks(first)
+        ]
 
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""

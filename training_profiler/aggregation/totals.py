@@ -1,5 +1,6 @@
 """All sums over a stretch of time: a flush interval, a report interval, an epoch, or a run."""
 
+import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -116,6 +117,10 @@ class RunHistory:
         weighted.add(lines, wall_ns)
         weighted.keep_in_steps(kept)
         self._stretches.add(_Stretch(steps, levels, kept, weighted))
+
+    def blocks(self, first: int) -> list[tuple[int, list[int]]]:
+        """Return the blocks of steps after the first ones: how many steps, and the time of each section in ns."""
+        return [(part.steps, part.sections_ns.tolist()) for part in self._blocks.within(first, sys.maxsize)]
 
     def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
         """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
-READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
+READERS = ("report", "watch", "compare", "history", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
 OPTIONS = ("-h", "--help", "--version")  # without a command
 COMMANDS = ("run", "try", "bisect", *READERS, "benchmark", "env", "doctor")
 # A module named "list" would hide the built-in one in this package, and "try" is a word of the language.

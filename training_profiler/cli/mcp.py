@@ -25,6 +25,7 @@ from training_profiler.base.text import one_line, printable_data
 from training_profiler.cli.assistants import CLIENTS, set_up
 from training_profiler.cli.common import origin_of, runs_folder
 from training_profiler.cli.compare import ReadRun, compared
+from training_profiler.cli.history import history_of
 from training_profiler.cli.report import explained, findings_of
 from training_profiler.cli.served_programs import Progress, ServedPrograms
 from training_profiler.cli.trace import summary_of
@@ -35,6 +36,8 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.storage.run_folder import captures_of, run_named
 from training_profiler.storage.run_reader import list_runs, listed_run, newest_run, newest_runs, read_run
 
+OF_HISTORY: Final = "compare(before, after) says where two runs differ; runs without a change are not shown to differ"
+READING: Final = ("findings", "explain", "list_runs", "report", "compare", "history", "list_traces", "trace")  # tools
 JOURNALS: Final = "rank*.jsonl"
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 16_000  # characters of an answer
@@ -98,6 +101,16 @@ class ServedRuns:
         runs = compared(ReadRun(self._run(before)), ReadRun(self._run(after)))
         next_step = "findings(run) of the slower run says why" if runs.comparison.shown else "No difference is shown"
         return {**comparison_data(runs), "text": render_comparison(runs, Layout()), "next_step": next_step}
+
+    def history(self, program: str = "") -> dict[str, Any]:
+        """Return step times of a program (by default the newest run's) from run to run, and what was new in each."""
+        runs = self._run("").parent
+        if self._below(runs) is None:
+            raise RunFolderError("no folder of runs is served")
+        answer = {**history_of(runs, program or None)[0], "next_step": OF_HISTORY}
+        while len(json.dumps(answer)) > MOST_TEXT:
+            answer["runs"] = answer["runs"][1:]
+        return answer
 
     def list_traces(self, run: str = "") -> list[str]:
         """List the traces of torch.profiler that a run has captured; trace() takes them."""
@@ -222,9 +235,8 @@ def server_of(runs: ServedRuns, programs: ServedPrograms | None = None) -> Any:
 
     server = MCPServer(NAME, instructions=INSTRUCTIONS, log_level="WARNING")
     annotations = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    methods = runs.findings, runs.explain, runs.list_runs, runs.report, runs.compare, runs.list_traces, runs.trace
-    for method in methods:
-        server.tool(annotations=annotations)(with_plain_errors(method))
+    for name in READING:
+        server.tool(annotations=annotations)(with_plain_errors(getattr(runs, name)))
     if programs is None:
         return server
 

@@ -271,6 +271,33 @@ class Health:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryChange:
+    """How much longer a step takes than in the last runs of the same program: 0.03 is 3%; negative where shorter."""
+
+    relative: float
+    low: float
+    high: float
+    runs: int  # earlier runs that it was compared with
+    section: str | None = None  # which carries most of it, in each of these comparisons
+    section_s: float | None = None
+    since: str = ""  # the commit, or what else is new in this run
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        low, high = sorted(abs(each) for each in (self.low, self.high))
+        word, carried, since = (
+            "slower" if self.relative > 0 else "faster",
+            "",
+            f", since {self.since}" if self.since else "",
+        )
+        if self.section is not None and self.section_s is not None:
+            carried = f": {self.section} {'+' if self.section_s >= 0 else '-'}{ms_text(abs(self.section_s))}"
+        runs = f"your last {self.runs} runs ({100 * low:.0f} to {high:.0%})"
+        return f"{abs(self.relative):.0%} {word} a step than {runs}{carried}{since}"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """All stats of a stretch of a run: an interval, or the run so far."""
@@ -308,6 +335,7 @@ class Snapshot:
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
     ended_by: str | None = None  # exception, signal or option that ended the run, if any
+    history: HistoryChange | None = None  # None where no change is shown
 
     def __repr__(self) -> str:
         step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"

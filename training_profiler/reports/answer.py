@@ -60,7 +60,7 @@ def answer_of(
 
 
 def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
-    """Return the verdict, and what it is based on or what the first action brings."""
+    """Return the verdict, what it is based on or what the first action brings, and a change since earlier runs."""
     headline, detail, saving, color = verdict(snapshot, findings)
     begin = len(MARGIN)
     lines = [
@@ -68,7 +68,8 @@ def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
         for line in layout.wrap(headline, first=" VERDICT  ", rest=MARGIN)
     ]
     lines += layout.wrap(detail, first=MARGIN, rest=MARGIN) if detail else []
-    return lines + ([layout.color(line, color) for line in layout.wrap(saving, MARGIN, MARGIN)] if saving else [])
+    lines += [layout.color(line, color) for line in layout.wrap(saving, MARGIN, MARGIN)] if saving else []
+    return lines + (layout.wrap(snapshot.history.text, MARGIN, MARGIN) if snapshot.history is not None else [])
 
 
 def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:

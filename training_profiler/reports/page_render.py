@@ -51,7 +51,8 @@ def _answer(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[F
     """Return the verdict with the first change, the figures of steps, and the bars of where the time went."""
     (headline, detail, saving, color), shares = verdict(snapshot, findings), training_rows(snapshot)
     shares = [row for row in shares if row.percent or row.section.count]
-    rest = [element("p", words) for words in (detail, saving) if words]
+    past = "" if snapshot.history is None else snapshot.history.text
+    rest = [element("p", words) for words in (detail, saving, past) if words]
     rest += [_actions(snapshot, change) for change in changes[:1]]
     box = element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
     said = joined([box, _figures(snapshot)])

@@ -26,7 +26,7 @@ SCHEMA_CHANGES: Final = (
 LINES_A_SECTION: Final = 10
 AS_THEY_ARE: Final = (  # fields of a snapshot
     "steps", "wall_s", "phases", "batch_parts", "unsampled_waits", "device", "loaders", "throughput", "machine",
-    "memory_changes", "garbage", "gradient_sync", "attempts", "health", "open_sections", "ended_by",
+    "memory_changes", "garbage", "gradient_sync", "attempts", "health", "history", "open_sections", "ended_by",
 )  # fmt: skip
 
 

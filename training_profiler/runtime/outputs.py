@@ -10,15 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.aggregation.run import RunSums
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.switch import environment
 from training_profiler.base.text import PREFIX, one_line
 from training_profiler.diagnosis import Finding, diagnose, epoch_warnings
-from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
+from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, HistoryChange, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
@@ -32,6 +33,7 @@ from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
+from training_profiler.storage.history import remember
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_folder import (
@@ -149,6 +151,7 @@ class Outputs:
         self._printed_s = time.monotonic()  # when the last report was, or the run began
         self._summed_up = 0  # steps that cells of a notebook had made at the last summary
         self._last_epoch: EpochStats | None = None
+        self._past: tuple[HistoryChange | None, str] = None, ""  # known at the end, with why it may not be
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(self.settings.sinks)
 
@@ -320,17 +323,27 @@ class Outputs:
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
         self.settle()  # for the name of the run folder
-        snapshot = stats()
+        snapshot = replace(stats(), history=self._past[0])
         self.terminal.stop_status()  # only the final summary follows
         self.terminal.print(self._summary(snapshot, findings, self._layout()))
         self.terminal.thread.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)
-        snapshot = stats()
+        snapshot = replace(stats(), history=self._past[0])
         text = self._summary(snapshot, findings, Layout(format=self.settings.format))
         self._write_report(text, as_data(snapshot, findings))
         is_written = self.close(health, snapshot.ended_by)
         if self.settings.html and snapshot.steps:
             self.guard.run("page", lambda: self._write_page(is_written, snapshot.ended_by))
+
+    def look_back(self, sums: RunSums, snapshot: Snapshot) -> None:
+        """Compare the run with earlier ones, unless the disk does not respond. The report then says what it shows."""
+
+        def look() -> None:
+            if self._files.folder is not None:
+                self._past = remember(self._files.folder, sums, snapshot)
+
+        if self.settings.history and snapshot.steps:
+            self._in_background("history of runs", look)
 
     def _write_page(self, has_journal: bool, ended_by: str | None) -> None:
         folder = self._files.folder
@@ -429,7 +442,7 @@ class Outputs:
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach the run folder, the terminal or a tracker."""
-        notes = [*self._files.notes(), *self.terminal.notes(), *self._trackers.notes()]
+        notes = [*self._files.notes(), *self.terminal.notes(), *self._trackers.notes(), *filter(None, self._past[1:])]
         if lost := self._lost_lines:
             lines = f"{lost} line{'s' * (lost != 1)}"
             notes.append(f"the disk did not respond: {lines} of the journal had no room in memory")

@@ -389,6 +389,7 @@ class Pipeline:
         self.exchange.close()
         if self.rank.is_primary():
             self.send_interval()
+            self.outputs.look_back(self.sums, self.stats(ended_by))
             self.outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
 
     def _has_nothing(self) -> bool:

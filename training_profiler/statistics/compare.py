@@ -238,7 +238,15 @@ def compare(before: RankSeries, after: RankSeries) -> Comparison:
     for name, run in (("the first", before), ("the second", after)):
         if run.steps < 2:
             raise NoComparisonError(f"{name} run has {run.steps or 'no'} step{'' if run.steps == 1 else 's'} so far")
-    old, new = settle(before), settle(after)
+    return compare_settled(settle(before), settle(after))
+
+
+def compare_settled(old: SettledSteps, new: SettledSteps) -> Comparison:
+    """Return the comparison of the steps of two runs that are to be compared.
+
+    Raises:
+        NoComparisonError: they have no section in common.
+    """
     names = [run.sections.keys() - {OTHER} for run in (old, new)]
     if all(names) and not names[0] & names[1]:
         shown = [", ".join(sorted(each)[:3]) for each in names]

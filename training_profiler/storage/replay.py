@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
@@ -34,7 +36,7 @@ from training_profiler.model.interval import (
     StretchFigures,
     location_of,
 )
-from training_profiler.model.snapshot import Health, Price, Snapshot
+from training_profiler.model.snapshot import Health, HistoryChange, Price, Snapshot
 from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
@@ -181,6 +183,7 @@ class Replay:
             ended_by=printable(end.ended_by) if end and end.ended_by is not None else None,
             thresholds=_thresholds(found.path.parent),
             price=_price(found.path.parent),
+            history=_history(found.path.parent),
         )
 
     def _notes(self) -> list[str]:
@@ -207,6 +210,12 @@ def _price(folder: Path) -> Price | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return price if 0 < price.amount < float("inf") else None
+
+
+def _history(folder: Path) -> HistoryChange | None:
+    with suppress(KeyError, msgspec.ValidationError):
+        return msgspec.convert(read_meta(folder)["history"], HistoryChange)
+    return None
 
 
 def _thresholds(folder: Path) -> dict[str, float]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.run import RunSums
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.base.text import printable
@@ -87,6 +88,11 @@ class RankReader:
         elif isinstance(record, EpochEndLine) and self._epochs and self._epochs[-1].end_ns is None:
             last = self._epochs[-1]
             self._epochs[-1] = EpochSpan(last.number, last.begin_ns, self._end_ns)
+
+    @property
+    def sums(self) -> RunSums | None:
+        """The sums of the run; None of a file without a begin."""
+        return self._replay.sums
 
     def series(self) -> RankSeries | None:
         """Return what was read; None of a file without a begin."""

@@ -45,7 +45,7 @@ tp.start_training_profiling(
 )
 steps(20)
 tp.snapshot()
-(folder,) = Path("runs").absolute().iterdir()
+(folder,) = Path("runs").absolute().glob("2*")
 until(lambda: {"metrics.jsonl", "rank0.jsonl", "meta.json"} <= set(os.listdir(folder)))
 steps(3)
 aside, theirs = Path("aside").absolute(), Path("theirs").absolute()

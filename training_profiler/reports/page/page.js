@@ -373,10 +373,10 @@
     });
     // Only now has each chart its place, and so its width.
     data.machine.forEach((one, number) => {
-      draw(targets[number], { height: 180, series: [{ label: "s", value: (_, v) => (v === null ? "" : `${v} s`) },
+      draw(targets[number], { height: 180, series: [{ label: one.x || "s", value: (_, v) => (v === null ? "" : one.x ? `${v}` : `${v} s`) },
         ...one.names.map((name, at) => ({ label: name, stroke: color(at), width: 1.5,
           value: (_, v) => (v === null ? "" : `${Number(v.toPrecision(3))} ${one.unit}`), points: { show: one.s.length < 100, size: 4 } }))],
-      axes: axes("seconds since the begin", one.unit),
+      axes: axes(one.x || "seconds since the begin", one.unit),
       scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.1 || 1] } } }, [one.s, ...one.values]);
     });
   }

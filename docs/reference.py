@@ -160,7 +160,7 @@ def with_example(page: Path) -> str:
 
 def _treatment_row(treatments: list[Treatment]) -> str:
     first, *others = treatments
-    more = "".join(f", {re.sub('[^0-9]', '', other.label)}" for other in others)
+    more = "".join(f", {other.name.partition('=')[2]}" for other in others)
     return f"| `{first.family}` | `{first.label}`{more} | {first.effect} |"
 
 

@@ -12,7 +12,7 @@ from training_profiler.model.machine import Level, MachineStats
 from training_profiler.model.snapshot import LoaderStats, Snapshot, StepStats
 from training_profiler.trials import first_run
 from training_profiler.trials.first_run import FirstRun, TryError, enough_budget, run_first, workers_that_would_do
-from training_profiler.trials.process import steps_of_a_block
+from training_profiler.trials.statistics import steps_of_a_block
 
 
 def short_of(steps, before_s=0.0):

@@ -32,7 +32,8 @@ def send(connection, **message):
     connection.sendall(json.dumps(message).encode() + b"\\n")
 def block(connection, step_s=None, warmup_s=None, rank=0, world_size=1):
     send(connection, event="block", step_s=step_s, warmup_s=warmup_s, losses=[["0x1p+0"]], seed=7, rank=rank,
-         world_size=world_size, samples=8 + rank, prints=[rank], memory_bytes=1000 + rank)
+         world_size=world_size, samples=8 + rank, prints=[rank], memory_bytes=1000 + rank,
+         compiled=[2.0 + rank, 3 - rank])
 """
 
 
@@ -93,7 +94,7 @@ def test_a_training_that_stops_its_children_lets_them_go_on_itself(start):
         worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         connection, lines = connect(), None
         send(connection, event="block", step_s=None, warmup_s=1.0, losses=[], seed=7, rank=0, world_size=1, holds=True,
-             samples=8, prints=[], memory_bytes=1)
+             samples=8, prints=[], memory_bytes=1, compiled=[0.0, 0])
         connection.makefile().readline()
         block(connection, step_s=1.0)
         time.sleep(1000)
@@ -118,6 +119,7 @@ def test_the_slowest_rank_decides_and_a_step_has_the_losses_of_all(start):
         """
         ranks = [connect(), connect()]
         message = {"event": "block", "warmup_s": None, "seed": 7, "world_size": 2, "samples": 8, "prints": [5]}
+        message["compiled"] = [0.5, 1]
         send(ranks[1], **message, step_s=0.3, rank=1, memory_bytes=2, losses=[["c"], []])
         send(ranks[0], **message, step_s=0.1, rank=0, memory_bytes=3, losses=[["a", "b"], ["d"]])
         time.sleep(1000)

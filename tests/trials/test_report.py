@@ -37,7 +37,7 @@ def test_the_table_shows_step_gain_losses_and_line():
     ]  # fmt: skip
     assert row_of(text, "unchanged ") == ["unchanged", "41.2", "ms"]
     assert row_of(text, "pin_memory") == ["pin_memory", "-", "not", "tried:", "no", "accelerator"]
-    assert "    slower; 38.0 s longer to start\n" in text
+    assert "    slower; compiles for 38.0 s, 2 recompilations\n" in text
     order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]  # the largest gain first
     assert sorted(order, key=text.index) == order
     for width in (80, 100):
@@ -58,7 +58,7 @@ def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row()
 
 
 AUTOCAST = replace(FUSED, name="autocast", label="autocast(bfloat16)", changes_numerics=True)
-BESIDE_OTHERS = replace(COMPILED, verdict=UNDECIDED, reason="it waited for a CPU")
+BESIDE_OTHERS = replace(FUSED, verdict=UNDECIDED, reason="it waited for a CPU")
 NO_GAIN = {"rows": (COMPILED, PINNED), "together": None, "together_names": ()}
 UNCONFIRMED = {"rows": (replace(WORKERS, verdict=NOT_CONFIRMED), replace(FUSED, verdict=NO_VERDICT)), "together": None}
 LEFT = {
@@ -66,7 +66,8 @@ LEFT = {
     "together": None,
     "remaining": ("num_workers=2", "compile"),
 }
-COMPILE = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
+COMPILE = replace(FUSED, name="compile", label="torch.compile(model)", family="compile", warmup_s=30.0)
+PAYING = replace(COMPILE, compile_s=28.0, recompilations=1, break_even_steps=20_000)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,12 @@ COMPILE = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
         ({"rows": (COMPILE,), "together": None, "part_in_steps": 1.0}, ["instead of"], [" saved."]),
         ({"rows": (replace(WORKERS, step_s=0.031),)}, [" 24.9 ms  -39.5%"], [" 31.0 ms"]),  # what is measured in pairs
         ({"rows": (COMPILE,), "together": None}, ["would take 8 min 28 s instead of 8 min 14 s"], []),
+        (
+            {"rows": (PAYING,), "together": None},
+            ["    compiles for 28.0 s, 1 recompilation, paid back after 20,000 steps\n"],
+            ["longer"],
+        ),
+        ({"rows": (COMPILE,)}, ["    nothing was compiled\n"], ["paid back after 20"]),
         (NO_GAIN, ["No change is shown to help.\n"], ["would take", "--show-diff"]),
         (UNCONFIRMED, ["gain not confirmed", "no verdict", "No change is shown to help."], []),
         ({"rows": (replace(PINNED, verdict=FAILED, reason="out of memory"),)}, ["failed: out of memory"], []),

@@ -8,6 +8,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.finding import Finding, Losses
 from training_profiler.model.machine import MachineStats
 from training_profiler.model.program import (
+    COMPILE,
     DDP,
     LOADER,
     OPTIMIZER,
@@ -93,9 +94,17 @@ def test_reasons_of_programs():
     assert "num_workers=2" in reasons(replace(FACTS, loaders=()))
     assert reasons(replace(FACTS, is_compiled=True))["compile"] == "the program compiles already"
     assert reasons(replace(FACTS, autocast="float16"))["autocast"] == "autocast to float16 is on already"
+    assert "compile_dynamic" not in reasons(replace(FACTS, is_compiled=True))
+    dynamic = CallFacts(COMPILE, "torch.compile", CallSite("train.py", 7), (("dynamic", "True"),))
+    assert reasons(replace(FACTS, calls=(dynamic,)))["compile_dynamic"] == "is set already"
     on_gpu = reasons(replace(FACTS, accelerator="cuda"))
     assert on_gpu["foreach"] == "is the default on accelerators"
-    assert {"pin_memory", "matmul_precision", "cudnn_benchmark"} & on_gpu.keys() == set()
+    assert {
+        "pin_memory",
+        "matmul_precision",
+        "cudnn_benchmark",
+        "compile_mode=reduce-overhead",
+    } & on_gpu.keys() == set()
     ddp = CallFacts(DDP, "DistributedDataParallel", CallSite("train.py", 1), (("static_graph", "True"),))
     of_ddp = reasons(replace(FACTS, calls=(ddp,)))
     assert of_ddp["static_graph"] == "is set already"
@@ -129,6 +138,13 @@ def test_edits_are_of_the_calls_that_are_treated():
     by_name = {each.name: each.edit(FACTS.calls) for each in TREATMENTS}
     assert [(edit.call, edit.arguments) for edit in by_name["num_workers=2"]] == [(TRAINING, (("num_workers", "2"),))]
     assert [(edit.call, edit.arguments) for edit in by_name["fused"]] == [(UPDATE, (("fused", "True"),))]
-    assert [(edit.call, edit.statement) for edit in by_name["compile"]] == [(UPDATE, "{model}.compile()")]
+    assert [(edit.call, edit.statement) for edit in by_name["compile"]] == [
+        (UPDATE, "{model}.forward = torch.compile({model}.forward)")
+    ]
+    (edit,) = by_name["compile_mode=reduce-overhead"]
+    assert edit.statement == '{model}.forward = torch.compile({model}.forward, mode="reduce-overhead")'
+    own = CallFacts(COMPILE, "torch.compile", CallSite("train.py", 7))
+    (edit,) = next(each for each in TREATMENTS if each.name == "compile_dynamic").edit([UPDATE, own])
+    assert (edit.call, edit.arguments) == (own, (("dynamic", "True"),))
     assert by_name["one_batch"] == by_name["jemalloc"] == []
     assert "random_" in by_name["persistent_workers"][0].note

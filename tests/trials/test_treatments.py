@@ -256,9 +256,17 @@ def test_the_number_of_threads_is_kept_against_the_program_but_for_workers_of_lo
     assert under("num_threads=2", train=train) == (2, 1)
 
 
-def test_the_outermost_module_is_compiled_once(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
+@pytest.fixture
+def compiled(monkeypatch):
+    """Return the modules and the options that are compiled, instead of compiling them."""
+    made = []
+    monkeypatch.setattr(
+        torch, "compile", lambda forward, **options: made.append((forward.__self__, options)) or forward
+    )
+    return made
+
+
+def test_the_outermost_module_is_compiled_once(compiled):
     net, frozen = model(), model().requires_grad_(requires_grad=False)
 
     def train():
@@ -269,7 +277,20 @@ def test_the_outermost_module_is_compiled_once(monkeypatch):
         return len(nn.modules.module._global_forward_pre_hooks)
 
     assert under("compile", train=train) == 0
-    assert compiled == [net]
+    assert compiled == [(net, {})]
+
+
+def test_a_program_that_compiles_does_so_with_the_option_and_nothing_else_is_compiled(compiled):
+    net = model()
+
+    def train():
+        net.forward = torch.compile(net.forward, dynamic=False)
+        net(torch.zeros(1, 3, 8, 8))
+
+    under("compile_dynamic", train=train)
+    under("compile_mode=max-autotune-no-cudagraphs", train=train)
+    own = {"dynamic": False}
+    assert compiled == [(net, {"dynamic": True}), (net, own | {"mode": "max-autotune-no-cudagraphs"})]
 
 
 def test_flags_of_the_process_are_set_and_restored():

@@ -103,6 +103,7 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     saves=(0.7, 1.2),
     changes=(Change.OTHER_BATCHES,),
     call=COMPILE,
+    try_=("compile_dynamic",),
     explains_idle=True,
     is_of_host=True,
 )

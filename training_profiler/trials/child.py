@@ -32,6 +32,7 @@ from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
+from training_profiler.sampling.compilations import Compilations
 from training_profiler.trials.treatment import around
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
@@ -126,6 +127,7 @@ class BlockRunner:
     connect: Callable[[], Any]  # returns the connection to the session
     clock: Callable[[], int] = perf_counter_ns
     children: Any = field(default_factory=OwnChildren)  # that the training has started, such as a loader's workers
+    compilations: Compilations = field(default_factory=Compilations)
 
     def __post_init__(self) -> None:
         self._session: Any = None
@@ -173,6 +175,7 @@ class BlockRunner:
             samples=median(self._samples[:-1]),
             prints=self._prints[:MOST_PRINTS],
             memory_bytes=self._memory_bytes(),
+            compiled=self._compiled(),
             seed=int(self.torch.initial_seed()),
             holds=holds,
             rank=distributed.get_rank() if is_distributed else 0,
@@ -181,6 +184,11 @@ class BlockRunner:
         del self._losses[:-1], self._samples[:-1]
         self._block = self._left = max(2, self._session.next_block())
         self.children.resume()
+
+    def _compiled(self) -> tuple[float, int]:
+        """Return the seconds that torch.compile took until now, and how often it compiled the same code again."""
+        facts = self.compilations.facts()
+        return (0.0, 0) if facts is None else (facts.seconds, facts.recompiled)
 
     def _wait_for_devices(self) -> None:
         for device in self._devices():
@@ -235,6 +243,7 @@ def apply(table: str, names: Sequence[str]) -> None:
 
 def _instrument(runner: BlockRunner, torch: Any) -> None:
     pid = os.getpid()
+    runner.compilations.start()
     recorder = Recorder(implementation=python_implementation("it is a trial's"))
     recorder.listen(recorder.discard)
     threads: set[int] = set()

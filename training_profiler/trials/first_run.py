@@ -20,8 +20,8 @@ from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 from training_profiler.storage.run_reader import newest_runs, read_run
 from training_profiler.trials.launcher import Launcher, Training
-from training_profiler.trials.process import LEAST_BLOCK_S, BlockSchedule, ReadsStdinError, TrialError, steps_of_a_block
-from training_profiler.trials.statistics import FEWEST_ROUNDS
+from training_profiler.trials.process import ReadsStdinError, TrialError
+from training_profiler.trials.statistics import FEWEST_ROUNDS, LEAST_BLOCK_S, BlockSchedule, steps_of_a_block
 
 FEWEST_STEPS: Final = 20
 ENOUGH_STEPS: Final = 60

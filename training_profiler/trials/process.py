@@ -25,12 +25,12 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.base.text import one_line
-from training_profiler.model.bounds import Count
+from training_profiler.model.bounds import Count, Positive
 from training_profiler.sampling.host import CpuReading
 from training_profiler.trials.child import ChildPlan, address_of, send_signal
 from training_profiler.trials.isolation import LAUNCHER
 from training_profiler.trials.results import FAILED, NOT_SHOWN, NOT_TRIED, SLOWER, Row, compare_losses
-from training_profiler.trials.statistics import AGAIN, UNCHANGED, CpuUse, Wave, differ
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, BlockSchedule, CpuUse, Wave, differ
 from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
@@ -75,6 +75,7 @@ class Block:
     samples: float = 0.0  # of a typical step; 0 is unknown
     prints: tuple[int, ...] = ()  # fingerprints of the training's first samples
     memory_bytes: int = 0  # the most until now; 0 is unknown
+    compiled: tuple[float, int] = (0.0, 0)  # seconds until now, and how often the same code was compiled again
 
 
 @dataclass
@@ -114,9 +115,11 @@ class _Ranks:
             max((message[name] for message in messages if message[name] is not None), default=None)
             for name in ("step_s", "warmup_s")
         )
-        samples, prints, memory = ([each[name] for each in messages] for name in ("samples", "prints", "memory_bytes"))
+        names = "samples", "prints", "memory_bytes", "compiled"
+        samples, prints, memory, compiled = ([each[name] for each in messages] for name in names)
+        seconds, again = map(max, zip(*compiled, strict=True))
         of_first = messages[0]["seed"], CpuUse(), sum(samples), tuple(chain(*prints)), max(memory)
-        return Block(step_s, warmup_s, of_all, *of_first)
+        return Block(step_s, warmup_s, of_all, *of_first, (seconds, again))
 
 
 class TrialProcess:
@@ -313,39 +316,8 @@ def _error_in(output: str) -> str:
     return of_rank + found[rank_of_error] if found else ""
 
 
-LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
-FEWEST_STEPS: Final = 2  # in a block: the first is not measured
 SLOWEST: Final = 20  # times as long as expected, before a block counts as stuck
 LEAST_PATIENCE_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSchedule:
-    """How much is run."""
-
-    warmup: Count  # steps
-    rounds: Count
-    block_steps: Count  # with the first, which is not measured
-    step_s: float  # expected
-    startup_s: float  # expected, with the warm-up
-
-    @property
-    def steps(self) -> int:
-        """Steps of each training."""
-        return self.warmup + self.rounds * self.block_steps
-
-    def seconds(self, trainings: int, at_once: int) -> float:
-        """Return how long a session takes at most, if changes make nothing slower."""
-        return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
-
-
-def steps_of_a_block(step_s: float, cycle: int = 1, least_s: float = LEAST_BLOCK_S) -> int:
-    """Return how many steps a block has, with the first, which is not measured.
-
-    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern.
-    """
-    least = max(FEWEST_STEPS - 1, ceil(least_s / step_s))
-    return 1 + cycle * ceil(least / cycle)
 
 
 @dataclass
@@ -361,12 +333,14 @@ class Outcome:
     prints: tuple[Count, ...] = ()
     memory_bytes: Count = 0  # at most
     cpu: CpuUse = field(default_factory=CpuUse)  # of its blocks
+    compiled: tuple[Positive, Count] = (0.0, 0)
 
     def add(self, block: Block) -> None:
         """Add a block, or the warm-up."""
         self.losses += block.losses
         self.seed, self.samples, self.prints = block.seed, block.samples or self.samples, block.prints
         self.memory_bytes = max(self.memory_bytes, block.memory_bytes)
+        self.compiled = block.compiled
         self.cpu += block.cpu
         self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
 
@@ -487,6 +461,8 @@ def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
         return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
     if (effect := wave.effects().get(name)) is None:
         return row
+    unchanged_s = wave.step_s(UNCHANGED) or 0.0
+    saved_s, added_s = -effect.relative * unchanged_s, max(0.0, outcome.compiled[0] - unchanged.compiled[0])
     return replace(
         row,
         verdict=SLOWER if effect.differs and effect.relative > 0 else NOT_SHOWN,
@@ -497,4 +473,7 @@ def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
         warmup_s=max(0.0, (outcome.warmup_s or 0.0) - (unchanged.warmup_s or 0.0)),
         memory_bytes=outcome.memory_bytes,
         samples=outcome.samples,
+        compile_s=outcome.compiled[0],
+        recompilations=outcome.compiled[1],
+        break_even_steps=ceil(added_s / saved_s) if added_s and effect.differs and saved_s > 0 else 0,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.units import bytes_text, duration_text, ms_text, of_training, unit_of_steps
+from training_profiler.base.units import bytes_text, counted, duration_text, ms_text, of_training, unit_of_steps
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.reports.layout import Layout, column_width, fitting, shortened, table
 from training_profiler.trials.results import (
@@ -124,9 +124,18 @@ def _remark(row: Row) -> str:
     total = row.effect.total
     if total is not None and not row.effect.low <= total <= row.effect.high:
         parts.append(f"{total:+.1%} in all blocks together")
-    if row.warmup_s >= LONG_WARMUP_S and row.verdict in (FASTER, SLOWER):
+    if row.compile_s:
+        parts.append(_compiling_text(row))
+    elif row.family.startswith("compile"):
+        parts.append("nothing was compiled")
+    elif row.warmup_s >= LONG_WARMUP_S and row.verdict in (FASTER, SLOWER):
         parts.append(f"{duration_text(row.warmup_s)} longer to start")
     return "; ".join(parts)
+
+
+def _compiling_text(row: Row) -> str:
+    paid = f", paid back after {row.break_even_steps:,} steps" if row.break_even_steps else ""
+    return f"compiles for {duration_text(row.compile_s)}, {counted(row.recompilations, 'recompilation')}{paid}"
 
 
 def _answer(results: Results, run: str, layout: Layout) -> list[str]:
@@ -178,6 +187,9 @@ def render_change(results: Results, name: str, base: str, layout: Layout) -> str
     lines += layout.wrap(change_verdict(row, "sample" if is_per_sample else "step"))
     if row.losses is not None and row.losses.kind != UNKNOWN:
         lines += layout.wrap(_losses_text(row.losses))
+    if row.compile_s or (control is not None and control.compile_s):
+        without = "" if control is None or not control.compile_s else f"; without: {_compiling_text(control)}"
+        lines += layout.wrap(f"With the change: {_compiling_text(row)}{without}")
     lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
     return "\n".join(lines) + "\n"
 

@@ -117,6 +117,9 @@ class Row:
     warmup_s: Positive = 0.0  # that it takes longer to start, such as to compile
     memory_bytes: Count = 0  # at most, of its device or else of its process; 0 is unknown
     samples: Positive = 0.0  # of a step; 0 is unknown
+    compile_s: Positive = 0.0  # that torch.compile took; 0 if nothing was compiled
+    recompilations: Count = 0  # of the same code
+    break_even_steps: Count = 0  # after which a gain has paid what compiling takes; 0 for neither
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from training_profiler.trials.first_run import (
     workers_that_would_do,
 )
 from training_profiler.trials.launcher import DiskSpaceError, Launcher
-from training_profiler.trials.process import BlockSchedule, Interleaved, TrialError, UnderWay, row_of
+from training_profiler.trials.process import Interleaved, TrialError, UnderWay, row_of
 from training_profiler.trials.results import (
     FAILED,
     FASTER,
@@ -48,6 +48,7 @@ from training_profiler.trials.statistics import (
     SCREEN_ERROR,
     SCREEN_LOOKS,
     UNCHANGED,
+    BlockSchedule,
     Wave,
     why_undecided,
 )

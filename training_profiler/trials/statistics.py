@@ -8,7 +8,7 @@ against the first one is the control.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from math import erfc, exp, expm1, inf, log1p, sqrt
+from math import ceil, erfc, exp, expm1, inf, log1p, sqrt
 from statistics import NormalDist
 from typing import Annotated, Final
 
@@ -211,6 +211,39 @@ def gains(effects: Mapping[str, Effect], error: float) -> set[str]:
 def beyond_control(effect: Effect, control: Effect) -> bool:
     """Return whether a gain is larger than what the unchanged training differs by from itself."""
     return log1p(effect.relative) < -abs(log1p(control.relative))
+
+
+LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
+FEWEST_STEPS: Final = 2  # in a block: the first is not measured
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSchedule:
+    """How much is run."""
+
+    warmup: Count  # steps
+    rounds: Count
+    block_steps: Count  # with the first, which is not measured
+    step_s: float  # expected
+    startup_s: float  # expected, with the warm-up
+
+    @property
+    def steps(self) -> int:
+        """Steps of each training."""
+        return self.warmup + self.rounds * self.block_steps
+
+    def seconds(self, trainings: int, at_once: int) -> float:
+        """Return how long a session takes at most, if changes make nothing slower."""
+        return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
+
+
+def steps_of_a_block(step_s: float, cycle: int = 1, least_s: float = LEAST_BLOCK_S) -> int:
+    """Return how many steps a block has, with the first, which is not measured.
+
+    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern.
+    """
+    least = max(FEWEST_STEPS - 1, ceil(least_s / step_s))
+    return 1 + cycle * ceil(least / cycle)
 
 
 @dataclass

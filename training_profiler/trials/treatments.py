@@ -20,7 +20,7 @@ from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.model.program import DDP, OPTIMIZER, THREADS, ZERO_GRAD, CallFacts
+from training_profiler.model.program import COMPILE, DDP, OPTIMIZER, THREADS, ZERO_GRAD, CallFacts
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.trials.loader_treatments import TREATMENTS as LOADER_TREATMENTS
 from training_profiler.trials.treatment import (
@@ -156,11 +156,12 @@ def _statement(name: str, statement: str, install: Install, label: str = "", **p
     return change_of(name, label or statement, install, edit=statement_edits(statement), **parts)
 
 
-def _of_cuda(name: str, statement: str, label: str, install: Install) -> Treatment:
-    def reason_not(facts: TrialFacts) -> str | None:
-        return None if facts.accelerator == CUDA.kind else "only for devices of CUDA"
+def _why_not_cuda(facts: TrialFacts) -> str | None:
+    return None if facts.accelerator == CUDA.kind else "only for devices of CUDA"
 
-    return _statement(name, statement, install, label, reason_not=reason_not)
+
+def _of_cuda(name: str, statement: str, label: str, install: Install) -> Treatment:
+    return _statement(name, statement, install, label, reason_not=_why_not_cuda)
 
 
 def _set_precision(patches: Patches, torch: Any) -> None:
@@ -196,6 +197,41 @@ def _to_model(change: Callable[[Any, Any], None]) -> Install:
         patches.keep(handle.remove)
 
     return install
+
+
+def _compiled(name: str, reason_not: ReasonNot = lambda facts: None, **options: Any) -> Treatment:
+    """Return the change that compiles the model; where the program compiles, its own compilers get the options."""
+    given = [(key, repr(value).replace("'", '"')) for key, value in options.items()]
+    words = ", ".join(f"{key}={value}" for key, value in given)
+
+    def install(patches: Patches, torch: Any) -> None:
+        has_compiled: list[bool] = []
+
+        def compiler(original: Any, *args: Any, **kwargs: Any) -> Any:
+            has_compiled[:] = [True]
+            return original(*args, **kwargs | options)
+
+        def compile_forward(torch: Any, module: Any) -> None:
+            module = module.module if isinstance(module, torch.nn.parallel.DistributedDataParallel) else module
+            if not has_compiled:
+                # ``module.compile()`` compiles nothing of a module of torch's own, such as a Sequential.
+                vars(module)["forward"] = torch.compile(module.forward)
+
+        patches.replace(torch, "compile", around(compiler))
+        _to_model(compile_forward)(patches, torch)
+
+    def edit(calls: Sequence[CallFacts]) -> list[Edit]:
+        own = [Edit(call, tuple(given)) for call in calls if call.kind == COMPILE and given]
+        of_model = f"torch.compile({', '.join(filter(None, ('{model}.forward', words)))})"
+        return own or statement_edits(f"{{model}}.forward = {of_model}")(calls)
+
+    label = f"compile({options.get('mode', words)})" if words else "torch.compile(model)"
+    return change_of(name, label, install, Change.COMPILE, reason_not=reason_not, edit=edit)
+
+
+def _why_not_dynamic(facts: TrialFacts) -> str | None:
+    calls = [dict(call.arguments) for call in facts.calls if call.kind == COMPILE]
+    return IS_SET if calls and all(given.get("dynamic") == "True" for given in calls) else None
 
 
 def _channels_last(torch: Any, module: Any) -> None:
@@ -348,13 +384,10 @@ TREATMENTS: Final = (
         _to_model(_channels_last),
         "model.to(channels_last)",
     ),
-    _statement(
-        "compile",
-        "{model}.compile()",
-        _to_model(lambda torch, module: module.compile()),  # takes effect with its next call
-        "model.compile()",
-        reason_not=lambda facts: "the program compiles already" if facts.is_compiled else None,
-    ),
+    _compiled("compile", lambda facts: "the program compiles already" if facts.is_compiled else None),
+    _compiled("compile_mode=reduce-overhead", _why_not_cuda, mode="reduce-overhead"),  # the default without CUDA graphs
+    _compiled("compile_mode=max-autotune-no-cudagraphs", mode="max-autotune-no-cudagraphs"),
+    _compiled("compile_dynamic", _why_not_dynamic, dynamic=True),
     _of_cuda("cudnn_benchmark", "torch.backends.cudnn.benchmark = True", "cudnn.benchmark = True", _set_benchmark),
     _of_cuda(
         "matmul_precision",
@@ -389,7 +422,11 @@ TREATMENTS: Final = (
     _ceiling("no_scalars", "no logging of numbers", _no_scalars, _why_not_scalars),
 )
 # Only one of these can be in effect.
-EXCLUSIVE: Final = (("fused", "foreach"), ("jemalloc", "tcmalloc"))
+EXCLUSIVE: Final = (
+    ("fused", "foreach"),
+    ("jemalloc", "tcmalloc"),
+    ("compile", "compile_mode", "compile_dynamic"),
+)
 FAMILIES: Final = tuple(dict.fromkeys(treatment.family for treatment in TREATMENTS))
 
 _ANY: Final = ("fused", "num_threads", "gc_freeze", "compile", "channels_last")

@@ -154,12 +154,12 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
             progress.clear()
             launcher.close()
     (row,) = results.rows
+    assert session.folder is not None
+    text = render_change(results, changed.name, base.name, Layout())
     if arguments.json:
-        verdict = change_verdict(row)
-        data = {**as_data(results), "change": changed.name, "base": base.name, "statement": verdict}
-        write(json.dumps({**data, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
-    elif arguments.markdown and session.folder is not None:
-        text = render_change(results, changed.name, base.name, Layout())
+        names = {"change": changed.name, "base": base.name, "statement": change_verdict(row), "text": text}
+        write(json.dumps({**as_data(results), **names, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
+    elif arguments.markdown:
         write(as_markdown(change_verdict(row), text, session.folder))
     else:
         write(render_change(results, changed.name, base.name, layout_of_stdout()))

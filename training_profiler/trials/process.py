@@ -333,14 +333,15 @@ class Outcome:
     prints: tuple[Count, ...] = ()
     memory_bytes: Count = 0  # at most
     cpu: CpuUse = field(default_factory=CpuUse)  # of its blocks
-    compiled: tuple[Positive, Count] = (0.0, 0)
+    compile_s: Positive = 0.0
+    recompilations: Count = 0
 
     def add(self, block: Block) -> None:
         """Add a block, or the warm-up."""
         self.losses += block.losses
         self.seed, self.samples, self.prints = block.seed, block.samples or self.samples, block.prints
         self.memory_bytes = max(self.memory_bytes, block.memory_bytes)
-        self.compiled = block.compiled
+        self.compile_s, self.recompilations = block.compiled
         self.cpu += block.cpu
         self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
 
@@ -462,7 +463,7 @@ def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
     if (effect := wave.effects().get(name)) is None:
         return row
     unchanged_s = wave.step_s(UNCHANGED) or 0.0
-    saved_s, added_s = -effect.relative * unchanged_s, max(0.0, outcome.compiled[0] - unchanged.compiled[0])
+    saved_s, added_s = -effect.relative * unchanged_s, max(0.0, outcome.compile_s - unchanged.compile_s)
     return replace(
         row,
         verdict=SLOWER if effect.differs and effect.relative > 0 else NOT_SHOWN,
@@ -473,7 +474,7 @@ def row_of(row: Row, under_way: UnderWay, name: str) -> Row:
         warmup_s=max(0.0, (outcome.warmup_s or 0.0) - (unchanged.warmup_s or 0.0)),
         memory_bytes=outcome.memory_bytes,
         samples=outcome.samples,
-        compile_s=outcome.compiled[0],
-        recompilations=outcome.compiled[1],
+        compile_s=outcome.compile_s,
+        recompilations=outcome.recompilations,
         break_even_steps=ceil(added_s / saved_s) if added_s and effect.differs and saved_s > 0 else 0,
     )

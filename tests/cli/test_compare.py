@@ -69,10 +69,13 @@ def test_a_pull_request_gets_the_headline_the_table_and_the_machine(runs, capsys
     meta = {"platform": "Linux-6.1-x86_64", "cpus": 2, "versions": {"torch": "2.13.0", "numpy": None}}
     write_run(runs, "20261121-142530", meta={"settings": {"name": "a ``` b"}} | meta)
     write_run(runs, "20261121-142531", 0.12)
-    lines = printed(capsys, "compare", "--markdown").splitlines()
+    lines = printed(capsys, "compare", "--markdown", "--card", str(runs / "a.svg")).splitlines()
     assert lines[0].startswith("**SLOWER: a step takes 20.0% longer")
     assert "forward\\_pass" in lines[0]
     assert (lines.count("````text"), lines.count("````"), lines[-1]) == (1, 1, "Linux-6.1-x86_64, 2 CPUs, torch 2.13.0")
+    card = (runs / "a.svg").read_text()
+    assert card.count('height="26"') == 2
+    assert all(words in card for words in ("SLOWER: a step takes 20.0%", "120 ms", lines[-1]))
 
 
 def write_pair(runs, step_s=0.12, program="train.py"):

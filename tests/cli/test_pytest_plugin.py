@@ -109,7 +109,7 @@ def test_what_cannot_be_compared_fails_in_a_line_and_nothing_else_is_touched(pyt
     nothing = TEST.replace('return ["train.py", "--out", tmp_path]', "assert True").format(more="")
     pytester.makepyfile(nothing)
     result = pytester.runpytest_inprocess(*PLUGINS, "-k", "speed")
-    result.stdout.fnmatch_lines(["None is no program; example: return*"])
+    result.stdout.fnmatch_lines(["None is not a program; example: return*"])
 
 
 def test_the_plugin_imports_nothing_heavy():

@@ -149,6 +149,7 @@ sys.exit(1)
         ("print('a.b.DoesNotApplyError: no convolutions'); sys.exit(1)", InapplicableError, "^no convolutions$"),
         ("raise ValueError('no such file')", TrialError, "ValueError: no such file"),
         ("raise RuntimeError('CUDA error: out of memory')", TrialError, "out of memory"),
+        ("raise OSError('[Errno 98] Address already in use')", TrialError, "in use; trainings run .* port 0"),
         ("print('bye'); sys.exit(3)", TrialError, "exit status 3: bye"),
         ("os.kill(os.getpid(), 9)", TrialError, "killed, perhaps for want of memory"),
         ("", EndedError, "it came to its end"),

@@ -29,7 +29,7 @@ from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.own_change import ChangeSession
 from training_profiler.trials.report import change_verdict
 from training_profiler.trials.results import Row
-from training_profiler.trials.variants import Variant, commits_between, of_commit, title_of
+from training_profiler.trials.variants import commits_between, of_commit, title_of
 
 BUDGET: Final = "20m"
 LEAST_S: Final = 20.0  # for a comparison
@@ -72,9 +72,8 @@ class _Search:
         try:
             if before not in self.first:
                 self.run_first(before)
-            session = ChangeSession(
-                launcher, self._variant(commit), part_s, runs_folder(), self.progress.show, first=self.first[before]
-            )
+            changed, first = of_commit(commit, Path.cwd()), self.first[before]
+            session = ChangeSession(launcher, changed, part_s, runs_folder(), self.progress.show, first=first)
             results = session.run()
         finally:
             launcher.close()
@@ -92,15 +91,12 @@ class _Search:
         finally:
             launcher.close()
 
-    def _variant(self, commit: str) -> Variant:
-        return of_commit(commit, Path.cwd())
-
     def _launcher(self, commit: str) -> Launcher:
         self.done += 1
         folder = self.scratch / f"of-{self.done}"
         folder.mkdir()
         note = self.progress.note if self.done == 1 else lambda text: None
-        variant = self._variant(commit)
+        variant = of_commit(commit, Path.cwd())
         return Launcher(self.program, folder, TABLE, note, self.interruption.check, self.allow_writes, variant)
 
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.base.text import encodable, one_line
+from training_profiler.reports.card import render_card
 from training_profiler.reports.console import Origin
 from training_profiler.reports.layout import TABLE, Layout
 from training_profiler.safety.files import replace_file, write_output
@@ -99,12 +100,32 @@ def write_file(text: str, given: Path | None, usual: Path) -> None:
 def as_markdown(headline: str, text: str, folder: Path) -> str:
     """Return a comparison for a pull request: its headline, its table, and the machine of a run, as Markdown."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
+    bold = re.sub(r"([\\`*_<>|\[\]])", r"\\\1", headline)
+    return f"**{bold}**\n\n{fence}text\n{text.strip()}\n{fence}\n\n{_machine_of(folder)}\n"
+
+
+def add_card(parser: Any) -> None:
+    """Add the file for ``write_card``."""
+    parser.add_argument("--card", type=Path, metavar="FILE", help="write a picture of the result as SVG as well")
+
+
+def write_card(
+    path: Path, headline: str, before: tuple[str, float | None], after: tuple[str, float], facts: list[str], run: Path
+) -> None:
+    """Write a comparison as a picture; ``after`` has the relative change of the time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    times = [] if before[1] is None else [(before[0], before[1]), (after[0], before[1] * (1 + after[1]))]
+    write_output(path, render_card(headline, times, [*facts, _machine_of(run)]).encode("utf-8", "backslashreplace"))
+
+
+def _machine_of(folder: Path) -> str:
     meta = read_meta(folder)
     facts = [meta.get("platform"), f"{meta['cpus']} CPUs" if meta.get("cpus") else None]
     facts += [f"{name} {version}" for name, version in dict(meta.get("versions") or {}).items() if version]
-    machine = ", ".join(str(fact) for fact in facts if fact)
-    bold = re.sub(r"([\\`*_<>|\[\]])", r"\\\1", headline)
-    return f"**{bold}**\n\n{fence}text\n{text.strip()}\n{fence}\n\n{machine}\n"
+    return ", ".join(str(fact) for fact in facts if fact)
 
 
 def say(message: object) -> None:

@@ -21,7 +21,16 @@ from typing import Any
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import one_line, printable
-from training_profiler.cli.common import as_markdown, layout_of_stdout, percentage, runs_folder, say, write
+from training_profiler.cli.common import (
+    add_card,
+    as_markdown,
+    layout_of_stdout,
+    percentage,
+    runs_folder,
+    say,
+    write,
+    write_card,
+)
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison, verdict_words
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_comparison import render_comparisons
@@ -54,6 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
     parser.add_argument("--markdown", action="store_true", help="print it for a pull request")
+    add_card(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the steps of both runs as well")
 
 
@@ -86,6 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
         text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
         text = "\n".join(render_comparison(each, layout_of_stdout()) for each in pairs)
+    if arguments.card is not None:
+        step, (headline, facts) = pairs[0].comparison.shown, verdict_words(pairs[0])
+        before, after = (pairs[0].before, step.before_s), (pairs[0].after, step.relative)
+        write_card(arguments.card, headline, before, after, facts, runs[0].folder)
     if arguments.html is not None:
         write_output(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
         text += "" if arguments.json else f"\nPage: {one_line(arguments.html)}\n"

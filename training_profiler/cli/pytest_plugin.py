@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 MARK = "training_speed"
 USAGE = (
     f"{MARK}(max_slower='3%', base='main', budget='5m', undecided='skip'): the program that the test returns, such as "
-    "['train.py', '--steps', '500'], may not be shown to be slower than at the commit `base` by so much"
+    "['train.py', '--steps', '500'] in the root folder, may not be shown to be so much slower than at the commit `base`"
 )
 
 
@@ -40,10 +40,10 @@ def _check(
     import pytest
 
     if not isinstance(words, (list, tuple)) or not words:
-        pytest.fail(f"{words!r} is no program; example: return ['train.py', '--steps', '500']", pytrace=False)
+        pytest.fail(f"{words!r} is not a program; example: return ['train.py', '--steps', '500']", pytrace=False)
     flags = ["--json", "--base", base, "--budget", budget, "--fail-if-slower", max_slower]
     command = [sys.executable, "-m", "training_profiler", "try", *flags, *map(str, words)]
-    streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    streams: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=folder, text=True, stdin=subprocess.DEVNULL, **streams) as process:
         try:
             output, errors = process.communicate()

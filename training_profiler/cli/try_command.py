@@ -29,7 +29,16 @@ from typing import Final
 
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.cli import nearest
-from training_profiler.cli.common import as_markdown, layout_of_stdout, percentage, runs_folder, say, write
+from training_profiler.cli.common import (
+    add_card,
+    as_markdown,
+    layout_of_stdout,
+    percentage,
+    runs_folder,
+    say,
+    write,
+    write_card,
+)
 from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.trying import INTERRUPTED, TABLE, ProgressLine, program_of, seconds, shown_name
 from training_profiler.reports.layout import Layout
@@ -42,8 +51,8 @@ from training_profiler.trials.edits import edited
 from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.own_change import ChangeSession
-from training_profiler.trials.report import change_verdict, render_change, render_results
-from training_profiler.trials.results import FAILED, SLOWER, Results, as_data, load, save
+from training_profiler.trials.report import change_verdict, facts_of_row, render_change, render_results, unit_of
+from training_profiler.trials.results import FAILED, SLOWER, Results, Row, as_data, load, save
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, identity_of, load_state, why_another
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
@@ -76,6 +85,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="try also where the kernel cannot hold back what a trial writes outside of this folder",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
+    parser.add_argument("--markdown", action="store_true", help="print the results for a pull request")
+    add_card(parser)
     parser.add_argument(
         "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
     )
@@ -89,7 +100,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--args", action="append", default=[], metavar="WORDS", help="after the program's; twice: against the second"
     )
-    own.add_argument("--markdown", action="store_true", help="print the result for a pull request")
     own.add_argument(
         "--fail-if-slower",
         type=percentage,
@@ -155,12 +165,14 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
             launcher.close()
     (row,) = results.rows
     assert session.folder is not None
-    text = render_change(results, changed.name, base.name, Layout())
+    text, verdict = render_change(results, changed.name, base.name, Layout()), change_verdict(row, unit_of(results))
+    if arguments.card is not None:
+        _draw(arguments.card, verdict, results, row, session.folder, (base.name, changed.name))
     if arguments.json:
-        names = {"change": changed.name, "base": base.name, "statement": change_verdict(row), "text": text}
+        names = {"change": changed.name, "base": base.name, "statement": verdict, "text": text}
         write(json.dumps({**as_data(results), **names, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
     elif arguments.markdown:
-        write(as_markdown(change_verdict(row), text, session.folder))
+        write(as_markdown(verdict, text, session.folder))
     else:
         write(render_change(results, changed.name, base.name, layout_of_stdout()))
     limit = arguments.fail_if_slower
@@ -209,7 +221,7 @@ def _resume(folder: Path, arguments: argparse.Namespace) -> int:
     if different is not None:
         raise RunFolderError(f"{folder} cannot go on: {different}")
     if not state.progress.left:
-        return _print(_loaded(folder), folder, arguments.json)
+        return _print(_loaded(folder), folder, arguments)
     steps = arguments.steps or state.wishes.total_steps
     wishes = replace(state.wishes, budget_s=arguments.budget, total_steps=steps)
     return _session(program, wishes, folder.parent, arguments, lambda session: session.resume(folder, state))
@@ -263,13 +275,26 @@ def _session(
             launcher.close()
         assert session.folder is not None
         save(session.folder, results)
-        status = _print(results, session.folder, arguments.json)
+        status = _print(results, session.folder, arguments)
         return INTERRUPTED if interruption.has_come else status
 
 
-def _print(results: Results, folder: Path, is_json: bool) -> int:
-    if is_json:
+def _print(results: Results, folder: Path, arguments: argparse.Namespace) -> int:
+    best, names = results.best, " and ".join(results.best_names)
+    headline = "No change is shown to help" if best is None else f"{change_verdict(best)}, with {names}"
+    if arguments.card is not None:
+        _draw(arguments.card, headline, results, best, folder, ("unchanged", names))
+    if arguments.json:
         write(json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n")
+    elif arguments.markdown:
+        write(as_markdown(headline, render_results(results, typed_path(folder), Layout()), folder))
     else:
         write(render_results(results, typed_path(folder), layout_of_stdout()))
     return 0
+
+
+def _draw(path: Path, headline: str, results: Results, row: Row | None, folder: Path, names: tuple[str, str]) -> None:
+    """Write the card of a row against the unchanged training."""
+    relative, facts = (0.0, []) if row is None or row.effect is None else (row.effect.relative, facts_of_row(row))
+    before_s = None if row is None or row.effect is None else results.unchanged_step_s
+    write_card(path, headline, (names[0], before_s), (names[1], relative), [f"on {results.program}", *facts], folder)

@@ -37,6 +37,7 @@ PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2
 END_WAIT_S: Final = 5.0
 MOST_OUTPUT_BYTES: Final = 20_000  # of the end of a program's output
+_PORT_IN_USE: Final = re.compile(r"address already in use", re.I)
 # What an error says where memory is short.
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|MemoryError|cannot allocate memory|DefaultCPUAllocator", re.I)
 _ERROR_LINE: Final = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b")
@@ -246,7 +247,8 @@ class TrialProcess:
             return "out of memory"
         error = _error_in(output)
         if error:
-            return one_line(error)
+            shared = "; trainings run in turns, but all of them have their ports open: let it take port 0, any free one"
+            return one_line(error) + (shared if _PORT_IN_USE.search(error) else "")
         status = self.poll()
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return "killed, perhaps for want of memory"

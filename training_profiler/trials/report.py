@@ -171,7 +171,7 @@ def render_change(results: Results, name: str, base: str, layout: Layout) -> str
     (row,), control = results.rows, results.control
     stopped = ", stopped early" if results.is_interrupted else ""
     lines = [f"=== {name} on {results.program}: {duration_text(results.seconds)}{stopped} ==="]
-    is_per_sample = control is not None and differ(row.samples, control.samples)
+    unit = unit_of(results)
     if row.effect is not None:
         cells = [
             [*_cells(each, each.label, results.unchanged_step_s)[:4], _memory_text(each)]
@@ -180,18 +180,28 @@ def render_change(results: Results, name: str, base: str, layout: Layout) -> str
         ]
         step = "-" if results.unchanged_step_s is None else ms_text(results.unchanged_step_s)
         first = [base, step, "", "", _memory_text(control or row)]
-        headers = [("sample" if is_per_sample and at == 1 else head) for at, head in enumerate(CHANGE_HEADERS)]
+        headers = [(unit if at == 1 else head) for at, head in enumerate(CHANGE_HEADERS)]
         kept = fitting(headers, [first, *cells], layout.width, (4, 3, 1))
         left = [at for at, column in enumerate(kept) if column != 1]
         lines += table([headers[at] for at in kept], [[each[at] for at in kept] for each in (first, *cells)], left)
-    lines += layout.wrap(change_verdict(row, "sample" if is_per_sample else "step"))
-    if row.losses is not None and row.losses.kind != UNKNOWN:
-        lines += layout.wrap(_losses_text(row.losses))
-    if row.compile_s or (control is not None and control.compile_s):
-        without = "" if control is None or not control.compile_s else f"; without: {_compiling_text(control)}"
-        lines += layout.wrap(f"With the change: {_compiling_text(row)}{without}")
+    lines += layout.wrap(change_verdict(row, unit))
+    lines += [line for fact in facts_of_row(row) for line in layout.wrap(fact)]
+    if control is not None and control.compile_s:
+        lines += layout.wrap(f"Without the change, it {_compiling_text(control)}")
     lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
     return "\n".join(lines) + "\n"
+
+
+def unit_of(results: Results) -> str:
+    """Return of what times are compared."""
+    row, control = results.rows[0], results.control
+    return "sample" if control is not None and differ(row.samples, control.samples) else "step"
+
+
+def facts_of_row(row: Row) -> list[str]:
+    """Return what a change does to the losses, and how long it compiles, in sentences."""
+    losses = [] if row.losses is None or row.losses.kind == UNKNOWN else [_losses_text(row.losses)]
+    return losses + [f"With the change, it {_compiling_text(row)}"] * (row.compile_s > 0)
 
 
 def _memory_text(row: Row) -> str:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from training_profiler.diagnosis.finding import Change, Losses
 from training_profiler.diagnosis.rules import RULES
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.sampling.compilations import Compilations
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, allocator
 
 BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
@@ -291,6 +292,27 @@ def test_a_program_that_compiles_does_so_with_the_option_and_nothing_else_is_com
     under("compile_mode=max-autotune-no-cudagraphs", train=train)
     own = {"dynamic": False}
     assert compiled == [(net, {"dynamic": True}), (net, own | {"mode": "max-autotune-no-cudagraphs"})]
+
+
+def test_a_module_of_torchs_own_is_compiled_and_other_shapes_compile_again_unless_they_may_change(monkeypatch):
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", functools.partial(original, backend="eager"))
+
+    def train():
+        torch._dynamo.reset()
+        net, compilations = nn.Sequential(nn.Linear(9, 3), nn.ReLU()), Compilations()
+        compilations.start()
+        try:
+            for size in (2, 2, 3, 4):
+                net(torch.zeros(size, 9))
+            return compilations.facts()
+        finally:
+            compilations.close()
+
+    once, again = under("compile_dynamic", train=train), under("compile", train=train)
+    assert (once.graphs, once.recompiled) == (1, 0)
+    assert (again.graphs, again.recompiled) == (2, 1)
+    assert again.seconds > 0
 
 
 def test_flags_of_the_process_are_set_and_restored():

@@ -54,7 +54,7 @@ def command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def verdicts(folder: Path, part: float, count: int, budget: str) -> Counter[str]:
-    """Return what is said of a change, so many times."""
+    """Return the verdicts on a change that is tried so many times."""
     found: Counter[str] = Counter()
     for number in range(count):
         subprocess.run([*GIT, "init", "--quiet"], cwd=folder, check=True)
@@ -72,7 +72,7 @@ def verdicts(folder: Path, part: float, count: int, budget: str) -> Counter[str]
 
 
 def bisected(folder: Path, seed: int, budget: str) -> str:
-    """Return what is said of a history of which one commit is slower."""
+    """Return the answer for a history of which one commit is slower."""
     at = random.Random(seed).randrange(1, COMMITS)
     subprocess.run([*GIT, "init", "--quiet"], cwd=folder, check=True)
     for number in range(COMMITS + 1):

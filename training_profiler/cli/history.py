@@ -25,7 +25,6 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_document import document
 from training_profiler.safety.files import write_output
 from training_profiler.statistics.history import NO_BLOCKS
-from training_profiler.statistics.run_series import BUSY_FROM
 from training_profiler.storage import history as past
 from training_profiler.storage.run_folder import program_in, read_meta, typed_program
 from training_profiler.storage.run_reader import RUNNING, listed_run, no_runs, read_run, run_folders
@@ -123,7 +122,7 @@ def _entry(run: past.RememberedRun, before: Sequence[past.RememberedRun]) -> dic
         "steps": int(run.blocks.steps.sum()),
         "step_s": run.blocks.step_s,
         "cpu_share_of_others": lost,
-        "is_busy": (lost or 0.0) >= BUSY_FROM,
+        "is_busy": run.blocks.is_busy,
         "change": None if change is None else asdict(change),
         "new": [each._asdict() for each in new],
         "texts": [*([] if change is None else [change.text]), *([f"new: {', '.join(said)}"] if said else [])],

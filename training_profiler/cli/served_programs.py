@@ -23,7 +23,9 @@ COMMAND: Final = (sys.executable, "-m", "training_profiler")
 LONGEST_S: Final = 3_600.0
 GRACE_S: Final = 60.0  # for the start and the report, beyond the time that the program has
 ENDS_WITHIN_S: Final = 20.0
-_OF_TRIAL: Final = "name", "verdict", "reason", "step_s", "effect", "losses", "where", "memory_bytes"
+_OF_TRIAL: Final = (
+    "name", "verdict", "reason", "step_s", "effect", "losses", "where", "memory_bytes", "break_even_steps",
+)  # fmt: skip
 EXPLAIN: Final = "explain(code) has the figures of a finding. Write one change as a patch, and prove it with try_patch"
 NOTHING: Final = "No change of this program is shown to be worth trying"
 DIFF: Final = "Read the edit with: training-profiler try --show-diff"

@@ -345,11 +345,11 @@ class CopiedMemory:
 
     def look(self) -> int:
         """Return the bytes; look again where that is less than a hundredth of the time since."""
-        begin_ns = time.perf_counter_ns()
-        if begin_ns >= self._next_ns:
+        if time.perf_counter_ns() >= self._next_ns:
+            begin_ns = time.thread_time_ns()  # waiting for a CPU is left out
             with suppress(OSError, ValueError, LookupError):
                 self._look()
-            self._next_ns = 101 * time.perf_counter_ns() - 100 * begin_ns
+            self._next_ns = time.perf_counter_ns() + 100 * (time.thread_time_ns() - begin_ns)
         return self._bytes
 
     def _look(self) -> None:

@@ -38,6 +38,11 @@ class RunBlocks:
         """The time of each block."""
         return sum(self.sections_ns.values(), np.zeros(len(self.steps), np.int64))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether others had so much of the CPUs that the run says nothing about the program."""
+        return (self.lost or 0.0) >= BUSY_FROM
+
     def grouped(self, size: int, most_steps: int) -> "RunBlocks":
         """Return blocks of ``size`` steps, of the first ``most_steps`` steps."""
         ends = np.cumsum(self.steps)
@@ -72,9 +77,9 @@ def change_since(earlier: Sequence[RunBlocks], run: RunBlocks) -> HistoryChange 
 
     Each of these has to show the difference, in the same direction. None where one does not, or the machine was busy.
     """
-    if (run.lost or 0.0) >= BUSY_FROM:
+    if run.is_busy:
         return None
-    pairs = [_equal_blocks(each, run) for each in earlier if (each.lost or 0.0) < BUSY_FROM][:MOST_RUNS]
+    pairs = [_equal_blocks(each, run) for each in earlier if not each.is_busy][:MOST_RUNS]
     if len(pairs) < FEWEST_RUNS or min(len(blocks.steps) for pair in pairs for blocks in pair) < FEWEST_BLOCKS:
         return None
     try:

@@ -52,7 +52,7 @@ def test_a_run_returns_its_findings_and_what_to_do_next(served, monkeypatch, tmp
 
 
 ROW = {"name": "changed", "verdict": "faster", "reason": "", "step_s": 0.03, "losses": None, "where": ""}
-ROW |= {"memory_bytes": 1, "effect": {"relative": -0.25}, "is_ceiling": False}
+ROW |= {"memory_bytes": 1, "break_even_steps": 0, "effect": {"relative": -0.25}, "is_ceiling": False}
 
 
 @pytest.mark.parametrize(("verdict", "next_step"), [("faster", KEEP), ("slower", DROP), ("no gain shown", DROP)])

@@ -24,7 +24,6 @@ from training_profiler.cli.common import layout_of_stdout, runs_folder, say, wri
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_document import document
 from training_profiler.safety.files import write_output
-from training_profiler.statistics.history import NO_BLOCKS
 from training_profiler.storage import history as past
 from training_profiler.storage.run_folder import program_in, read_meta, typed_program
 from training_profiler.storage.run_reader import RUNNING, listed_run, no_runs, read_run, run_folders
@@ -100,7 +99,7 @@ def all_runs(index: sqlite3.Connection, runs: Path) -> list[past.RememberedRun]:
     known = {name for (name,) in index.execute("SELECT folder FROM runs")}
     index.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in known - folders.keys()])
     for name in [name for name in folders if name not in known]:
-        row, folder = past.run_of(name, read_meta(folders[name]), NO_BLOCKS), folders[name]
+        row, folder = past.run_of(name, read_meta(folders[name])), folders[name]
         if row is None or listed_run(folder).state == RUNNING:
             continue
         with suppress(RunFolderError):

@@ -429,10 +429,8 @@ def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
     loop in Python with most time, if such loops have a good part of the forward pass.
     """
     forward = snapshot.program.forward
-    if forward is None:
-        return {}
-    if not forward.place:
-        return {} if forward.layer else place_of_most(loops(snapshot), snapshot)
+    if forward is None or not forward.place:
+        return {} if forward is None or forward.layer else place_of_most(loops(snapshot), snapshot)
     functions = [line.what for line in snapshot.lines.get(FORWARD_PASS, ()) if line.place == forward.place]
     return {"lines": " ".join([forward.place, *functions[:1]])}
 

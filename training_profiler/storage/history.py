@@ -128,7 +128,7 @@ def blocks_of(sums: RunSums, snapshot: Snapshot) -> RunBlocks:
     return run.grouped(-(-count // MOST_BLOCKS) or 1, count)
 
 
-def run_of(name: str, meta: dict[str, Any], blocks: RunBlocks) -> RememberedRun | None:
+def run_of(name: str, meta: dict[str, Any], blocks: RunBlocks = NO_BLOCKS) -> RememberedRun | None:
     """Return the row of a run; None where its program is not known."""
     typed, attempts, settings = typed_program(meta.get("command", "")), meta.get("attempts"), meta.get("settings")
     last = attempts[-1] if isinstance(attempts, list) and attempts and isinstance(attempts[-1], dict) else {}

@@ -395,7 +395,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     evidence: dict[str, float | int | str] = {"gpu": index, "utilization": utilization, "threshold": threshold}
     actions: tuple[Action, ...] = ()
     if queued_s is not None and queued_s > max(work_s, MOSTLY * step.avg_s):
-        text = f"; the host takes {ms_text(queued_s)} a step to queue {ms_text(work_s)} of work"
+        text = f"; the CPU takes {ms_text(queued_s)} a step to queue {ms_text(work_s)} of GPU work"
         queuing = [line for name in PASSES for line in snapshot.lines_of_steps(name)]
         if places := hottest_places(sorted(queuing, key=lambda line: -line.share)):
             evidence["lines"] = ", ".join(f"{place.place} {place.what}" for place in places)

@@ -200,7 +200,7 @@ def _fix_of_straggler(slowest: RankStats) -> Fix:
     """Return what to check: less work at its line where that is known, else a capture, which every rank makes."""
     action, where = record_steps(slowest.steps), f" at {slowest.place}" if slowest.place else ""
     if slowest.place and slowest.cause not in DEVICE_SECTIONS:
-        action = Action(f"do less{where} on {slowest.who}, or share it among the ranks")
+        action = Action(f"do less{where} on {slowest.who}, or share it among the ranks", (Change.CHEAPER_LINES,))
     return Fix(
         f"Check what only this rank does{where}: its data and workers, transfers, clocks and heat of its device, "
         "longer batches (bucket them by length), other work on its CPU cores",

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(100)]
+        layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(count)]
         self.layers = nn.Sequential(*layers, nn.Linear(64, 10))
         self.other = nn.Linear(64, 10)
 
@@ -32,11 +32,12 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = DistributedDataParallel(Model(), find_unused_parameters=how in ("searching", "used"))
+    searches = how in ("searching", "used")
+    model = DistributedDataParallel(Model(400 if searches else 100), find_unused_parameters=searches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = 4 if how in ("averaging", "accumulating") else 1
-    inputs = torch.randn(1200 if how == "longer" and rank else 400, 64)
-    for _ in range(80 if how in ("searching", "used") else 40):
+    inputs = torch.randn(1200 if how == "longer" and rank else 100 if searches else 400, 64)
+    for _ in range(100 if searches else 40):
         for batch in range(batches):
             with model.no_sync() if how == "accumulating" and batch < batches - 1 else nullcontext():
                 outputs = model(inputs, is_other=how == "used" and rank == 1)

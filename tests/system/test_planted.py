@@ -320,10 +320,6 @@ def test_an_optimizer_that_does_more_and_more_is_named(tmp_path: Path, arguments
     if "fixed" in arguments:
         assert findings == []
         return
-    change = report["step_time"]["change"] or report["step_time"]["halves"]
-    before_s, after_s = change["sections"].get("optimizer_step", (0.0, 0.0)) if change else (0.0, 0.0)
-    if not findings and after_s < 1.5 * before_s:
-        pytest.skip("other programs kept this machine so busy that updates did not rise by themselves")
     (finding,) = findings
     assert finding["evidence"]["variable"] == ("SGD" if arguments else "exp_avg_sq of Adam")
     lines = line_of("growing_optimizer", ".extend(") if arguments else ""
@@ -392,6 +388,8 @@ def test_longer_batches_are_more_work_and_no_fault(tmp_path: Path) -> None:
     truth = truth_of(stdout)
     if max(truth["short_s"]) > min(truth["long_s"]):  # quartiles of the program's own times
         pytest.skip("other programs kept this machine so busy that short batches took as long as long ones")
+    if report["step_time"]["change"] is None and report["findings"][0]["code"] == "machine-busy":
+        pytest.skip("other programs kept this machine so busy that no change of step times is shown")
     finding = find(report["findings"], "steps-do-more")
     longer = "the length of a batch grew from 8 to 64 (inputs of 16 x 64 x 128), while the step grew from "
     assert longer in finding["finding"]

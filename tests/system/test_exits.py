@@ -79,9 +79,14 @@ def test_script_keeps_its_status_and_traceback_and_gets_one_summary(tmp_path: Pa
 
 
 def test_report_names_the_exception_that_ended_the_run(tmp_path: Path) -> None:
-    outcome = run_without_torch(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
-    assert outcome.report["ended_by"] == "ValueError"
-    assert " VERDICT  ENDED BY ValueError after 3 steps" in outcome.stdout
+    in_a_library = "import contextlib, json\nwith contextlib.nullcontext():\n    json.loads('{]')\n"
+    outcome = run_without_torch(tmp_path, THREE_STEPS + in_a_library)
+    line = THREE_STEPS.count("\n") + 3
+    says = f"script.py:{line} <module>: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    assert (outcome.report["ended_by"], outcome.report["health"]["error"]) == ("JSONDecodeError", says)
+    verdict = " ".join(outcome.stdout[outcome.stdout.index(" VERDICT") :].split())
+    assert verdict.startswith(f"VERDICT ENDED BY JSONDecodeError after 3 steps {says}")
+    assert report_command(tmp_path, str(outcome.folder)).stdout.count("Expecting property name") == 1
 
 
 def test_hard_exit_leaves_a_journal_that_can_be_reported(tmp_path: Path) -> None:

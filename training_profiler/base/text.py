@@ -5,6 +5,7 @@ from typing import Any, Final
 
 PREFIX: Final = "Profiler: "  # of each line between reports
 MAX_NAME_LENGTH: Final = 120  # characters; longer names would break tables
+MOST_OF_ERROR: Final = 240  # characters of what an error of the program says
 MAX_MESSAGE_LENGTH: Final = 1_000  # characters of a sentence that quotes a file
 
 

@@ -155,8 +155,8 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             where = f"; most of them at {line['lines']}, which takes {part:.0%} of step time"
             break
     return found(
-        f"Page faults take about {share:.0%} of step time ({times[0]} per step, {times[1]} to {times[2]}): about "
-        f"{pages:,.0f} pages of memory are new in each step{where}",
+        f"Taking new memory from the system takes about {share:.0%} of step time (page faults: {times[0]} per step, "
+        f"{times[1]} to {times[2]}): about {pages:,.0f} pages of memory are new in each step{where}",
         {
             **line,
             "share_of_step": share,

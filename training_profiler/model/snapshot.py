@@ -269,6 +269,7 @@ class Health:
     overhead_s: float = 0.0  # cost of the profiler to the training thread (see ProfilerHealth)
     span_s: float = 0.0  # of it, what recording one span takes, by estimate
     notes: tuple[str, ...] = ()
+    error: str = ""  # that ended the program: "train.py:12 main: expected a tensor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,8 @@ def _gib(number_of_bytes: float) -> str:
 ROUTINE: Final = re.compile(
     r"FLOPs|recorder:|CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ (periodic|of \d+ epochs)|ending the"
 )
-SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
-SHARE: Final = 0.005  # of the run, that the profiler may cost
+ONCE_S: Final = 0.5  # that the first 20 s may cost: what is looked at once, in early steps
+SHARE: Final = 0.005  # of the run, that the profiler may cost beside that
 
 
 def health_notes(snapshot: Snapshot, is_full: bool) -> list[str]:
@@ -166,7 +166,7 @@ def health_notes(snapshot: Snapshot, is_full: bool) -> list[str]:
     notes = [f"events dropped: {health.dropped}"] if health.dropped else []
     notes += [f"switched off: {part}" for part in health.disabled]
     notes += [note for note in health.notes if is_full or not ROUTINE.match(note)]
-    if is_full or (wall_s >= SHORT_RUN_S and health.overhead_s > SHARE * wall_s):
+    if is_full or health.overhead_s > ONCE_S + SHARE * wall_s:
         share = f" ({health.overhead_s / wall_s:.2%} of the run)" if wall_s else ""
         notes.append(f"cost of the profiler: {health.overhead_s:.3f} s of the training thread{share}")
     return notes

@@ -1,17 +1,21 @@
 """The cost of the profiler and the notes under "Profiler health"."""
 
 import math
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import OTHER_NAMES
+from training_profiler.base.text import MOST_OF_ERROR, printable
 from training_profiler.base.units import NS_PER_S, counted
-from training_profiler.model.program import CpuSpeed
+from training_profiler.model.program import CallSite, CpuSpeed
 from training_profiler.model.snapshot import PROFILER, Health
 from training_profiler.recording.implementation import Clock, Implementation
 from training_profiler.recording.recorder import Recorder
@@ -119,6 +123,7 @@ class ProfilerHealth:
     spent_ns: int = 0
     collecting_ns: int = 0
     notes: list[str] = field(default_factory=list)
+    error: str = ""  # that ends the program
 
     def spend(self, ns: int) -> None:
         """Add profiler cost that lies within the time of the training thread."""
@@ -146,6 +151,18 @@ class ProfilerHealth:
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""
         self.notes.append(sentence)
+
+    def keep_error(self, user_line: Callable[[FrameType], CallSite | None]) -> None:
+        """Keep what the uncaught error of the program says, after the user's line that it passed last."""
+        error = getattr(sys, "last_value", None)
+        passed = [] if error is None else list(traceback.walk_tb(error.__traceback__))
+        site = user_line(passed[-1][0]) if passed else None
+        text = str(error).strip().split("\n")[0]
+        for frame, line in reversed(passed):  # the frame itself may have ended elsewhere, at the line of a `with`
+            if site is not None and os.path.abspath(frame.f_code.co_filename) == site.path:
+                text = f"{site.file}:{line} {frame.f_code.co_name}: {text}"
+                break
+        self.error = printable(text, MOST_OF_ERROR) if passed else ""
 
     def run_as_overhead(self, work: Callable[[], None]) -> None:
         """Do ``work`` on the training thread and attribute its time to the profiler."""
@@ -177,6 +194,7 @@ class ProfilerHealth:
                 f"recorder: {self.recorder.implementation.describe()}",
                 *costs,
             ),
+            error=self.error,
         )
 
     def _names_notes(self) -> list[str]:

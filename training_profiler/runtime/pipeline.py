@@ -365,6 +365,8 @@ class Pipeline:
 
     def _close(self, ended_by: str | None) -> None:
         self._is_closing = True
+        if ended_by is not None:
+            self.guard.run("error", lambda: self.profiler_health.keep_error(self.instrumentation.read_site))
         self.guard.run("patches", self.instrumentation.close)
         for note in self.instrumentation.notes():
             self.profiler_health.add_note(note)

@@ -256,7 +256,7 @@ class Settings:
     )
     checklist: bool = _setting(False, "whether the final summary ends with the quick checklist", _yes_or_no, 1, "no")
     html: bool = _setting(False, "whether the run folder gets its page at the end", _yes_or_no, 1, "no")
-    history: bool = _setting(True, "whether its end compares a run with earlier ones", _yes_or_no, 0, "yes")
+    history: bool = _setting(True, "whether a run that ends is compared with earlier ones", _yes_or_no, 0, "yes")
     rank_wait_s: float = _setting(
         2.0,
         "longest time rank 0 waits for other ranks at its end, in s, 0 for none",

@@ -192,7 +192,7 @@ class Journal:
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
-        self.append(line_of(EndLine(ended_by, **_health(health))))
+        self.append(line_of(EndLine(ended_by, health.error, **_health(health))))
         self.discard()
 
     def discard(self) -> None:

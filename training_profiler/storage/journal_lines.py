@@ -170,6 +170,7 @@ class EndLine(Struct, tag_field="kind", tag="end"):
     """The end of the run."""
 
     ended_by: str | None
+    error: str = ""
     disabled: tuple[str, ...] = ()
     overhead_s: Real = 0.0
     span_s: Real = 0.0

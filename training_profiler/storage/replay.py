@@ -16,7 +16,7 @@ from training_profiler.aggregation.section_totals import ADDED, MEASURED, Sectio
 from training_profiler.aggregation.step_totals import Coupling
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import OTHER_NAMES, SectionNames
-from training_profiler.base.text import one_line, printable
+from training_profiler.base.text import MOST_OF_ERROR, one_line, printable
 from training_profiler.base.units import NS_PER_US, counted
 from training_profiler.model.bounds import (
     MOST_DEVICES,
@@ -174,6 +174,7 @@ class Replay:
                 overhead_s=state.overhead_s if state else 0.0,
                 span_s=state.span_s if state else 0.0,
                 notes=tuple(notes),
+                error=printable(end.error, MOST_OF_ERROR) if end else "",
             ),
             loaders=[row.counts() for row in last.loaders[:MOST_LOADERS]] if last else [],
             device=fit(last.device, MOST_NOTES) if last else None,

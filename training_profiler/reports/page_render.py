@@ -18,7 +18,7 @@ from training_profiler.reports.answer import action_text, saving_cells, worst_lo
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
-from training_profiler.reports.resources import health_notes, loader_name, machine_lines
+from training_profiler.reports.resources import after_lines, health_notes, loader_name, machine_lines, startup_lines
 from training_profiler.reports.sections import WITHOUT_START, labels_of, table_label, training_rows
 from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 
@@ -105,10 +105,12 @@ def _findings(
 
 def _finding(snapshot: Snapshot, finding: Finding, sources: Sources) -> Html:
     content: list[object] = [element("p", finding.message, class_="message")]
+    more = [element("summary", "In full: ", element("code", finding.code))]
     if finding.potential_saving_s:
-        content.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
+        more.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
     if finding.fix:
-        content += [_actions(snapshot, finding), element("p", finding.advice, class_="fix")]
+        content.append(_actions(snapshot, finding))
+        more.append(element("p", finding.advice, class_="fix"))
     for place in filter(sources.__contains__, _places(snapshot, finding)):
         (first, lines), rows = sources[place], []
         for number, line in enumerate(lines, start=first):
@@ -116,8 +118,7 @@ def _finding(snapshot: Snapshot, finding: Finding, sources: Sources) -> Html:
             rows.append(element("mark" if number == place[1] else "span", shown))
         title = element("figcaption", f"{place[0]}:{place[1]}")
         content.append(element("figure", title, element("pre", *rows, tabindex="0"), class_="source"))
-    content.append(element("p", element("code", finding.code), class_="code"))
-    return element("li", *content)
+    return element("li", *content, element("details", *more, class_="code"))
 
 
 def _cell(show: Callable[[float], str], value: float | None) -> Cell:
@@ -147,8 +148,9 @@ def sections_part(snapshot: Snapshot) -> Html:
         times = section.avg_s, section.min_s, section.p50_s, section.p95_s, section.p99_s, section.max_s, section.std_s
         first = element("span", label, style=f"padding-left:{depth}em"), Cell(f"{percent:.1f}%", percent)
         counts = _count(section.count or None), _count(section.max_step or None)
-        rows.append([*first, _s(section.self_s), counts[0], *map(_ms, times), counts[1]])
-    return part("sections", "Sections", table("Where the time goes, by section", headers, rows))
+        rows.append([*first, _s(section.training_s), counts[0], *map(_ms, times), counts[1]])
+    around = [element("p", line) for line in (*startup_lines(snapshot), *after_lines(snapshot))]
+    return part("sections", "Sections", table("Where the time goes, by section", headers, rows), *around)
 
 
 def _lines(snapshot: Snapshot) -> Html:

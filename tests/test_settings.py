@@ -207,6 +207,7 @@ def test_two_names_of_a_variable_may_say_the_same():
     ("given", "nearest"),
     [
         (PREFIX + "LOG_EVRY", PREFIX + "LOG_EVERY"),
+        (PREFIX + "LOG", PREFIX + "LOG_EVERY"),
         ("RECTIFIED_FLOW_PROFILER", "RECTIFIED_FLOW_PROFILE"),
         (SHORT + "_LOG_EVRY", SHORT + "_LOG_EVERY"),
     ],

@@ -423,7 +423,8 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _nearest(name: str, known: Collection[str], cutoff: float = 0.0) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    begun = sorted((each for each in known if each.startswith(name)), key=len)
+    nearest = begun or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 

@@ -8,7 +8,7 @@ import time
 import torch
 from torch import nn
 
-STEPS, LENGTH, WIDTH = 100, 48, 32
+STEPS, LENGTH, WIDTH = 60, 48, 32
 
 
 def positions(length: int, width: int) -> torch.Tensor:

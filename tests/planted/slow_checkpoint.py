@@ -13,7 +13,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
-        for step in range(450):
+        for step in range(240):
             x = torch.randn(16, 512)
             loss = (model(x) - x).square().mean()
             optimizer.zero_grad()

@@ -10,12 +10,12 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     history: list[float] = []
-    for _ in range(1000):
+    for _ in range(300):
         loss = nn.functional.cross_entropy(model(torch.randn(128, 128)), torch.randint(10, (128,)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        history += loss.detach().expand(500).tolist()
+        history += loss.detach().expand(2000).tolist()
         mean = sum(value * value for value in history) / len(history)
     print(f"{mean:.4f}")
 

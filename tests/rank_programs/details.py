@@ -36,8 +36,8 @@ def main() -> None:
     model = DistributedDataParallel(Model(400 if searches else 100), find_unused_parameters=searches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = 4 if how in ("averaging", "accumulating") else 1
-    inputs = torch.randn(1200 if how == "longer" and rank else 100 if searches else 400, 64)
-    for _ in range(100 if searches else 40):
+    inputs = torch.randn(600 if how == "longer" and rank else 100 if searches else 200, 64)
+    for _ in range(40):
         for batch in range(batches):
             with model.no_sync() if how == "accumulating" and batch < batches - 1 else nullcontext():
                 outputs = model(inputs, is_other=how == "used" and rank == 1)

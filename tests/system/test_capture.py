@@ -116,16 +116,8 @@ def test_operators_of_a_trace_lie_in_the_sections_that_called_them(tmp_path):
     assert outcome.stdout.count("captured steps 5-8 in ") == 2  # when it is written, and under Profiler health
     assert "next: training-profiler trace" in health_notes(outcome)
     assert outcome.report["health"]["disabled"] == []
-
-
-@pytest.mark.programs
-def test_trace_analysis_maps_operators_to_sections(tmp_path):
-    outcome = trained(tmp_path, "start_training_profiling(); train(30)")
-    folder = str(outcome.folder / "captures")
-    (trace,) = [json.loads(line) for line in command(tmp_path, "trace", folder, "--json").stdout.splitlines()]
-    assert [row["section"] for row in trace["operators"] if row["name"] == "aten::sinh"] == ["inner"]
-    assert command(tmp_path, "trace", folder, "--view", "operators").status == 0
-    assert "ProfilerStep#5" in command(tmp_path, "trace", folder).stdout
+    (line,) = command(tmp_path, "trace", str(outcome.folder / "captures"), "--json").stdout.splitlines()
+    assert [row["section"] for row in json.loads(line)["operators"] if row["name"] == "aten::sinh"] == ["inner"]
 
 
 # Two profilers in one program. Each case has its own process: torch crashes if both record at once.
@@ -254,7 +246,7 @@ def leftovers(outcome: Outcome) -> list[str]:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("plan", ["steps=5-8", "every=12,length=2", "outlier,length=2", "steps=2-40"])
+@pytest.mark.parametrize("plan", ["every=12,length=2", "outlier,length=2", "steps=2-40"])
 def test_losses_are_bitwise_equal(tmp_path, plan):
     text = "train(60, lambda: time.sleep(0.1) if len(losses) == 30 else None)\nprint(losses)"
     (tmp_path / "plain").mkdir()
@@ -279,13 +271,6 @@ def test_windows_open_every_n_steps_until_the_budget_is_used(tmp_path):
 
 
 @pytest.mark.programs
-def test_outlier_step_opens_a_window_after_it(tmp_path):
-    text = "start_training_profiling(); train(40, lambda: advance(0.3 if len(losses) == 25 else 0.01))"
-    outcome = trained(tmp_path, text, "outlier,length=2,windows=1", FAKE_CLOCK)
-    assert captures(outcome) == ["step27-28-rank0.pt.trace.json.gz"]
-
-
-@pytest.mark.programs
 @pytest.mark.parametrize(
     ("each", "limit", "said_so"),
     [
@@ -300,13 +285,6 @@ def test_window_ends_in_the_step_that_reaches_a_limit(tmp_path, each, limit, sai
     assert outcome.status == 0, outcome.stderr
     assert captures(outcome) == ["step5-5-rank0.pt.trace.json.gz"]
     assert re.search(f"captured step 5 in [0-9.]+ s, ended {said_so}", health_notes(outcome))
-
-
-@pytest.mark.programs
-def test_file_over_its_size_limit_is_removed(tmp_path):
-    outcome = trained(tmp_path, "start_training_profiling(); train(20)", "steps=5-8,megabytes=0.001")
-    assert (outcome.status, captures(outcome)) == (0, [])
-    assert "capture of steps 5-8 failed, the training goes on: the file would be over 0.001 MB" in health_notes(outcome)
 
 
 @pytest.mark.programs

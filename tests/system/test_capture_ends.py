@@ -3,7 +3,7 @@
 import pytest
 
 from tests.system.launching import execute_forked
-from tests.system.scripts import Outcome, command, report_command
+from tests.system.scripts import Outcome, report_command
 from tests.system.test_capture import FAKE_CLOCK, PLAN, annotations, captures, health_notes, leftovers, trace, trained
 
 pytestmark = pytest.mark.programs  # most take over 3 s
@@ -144,16 +144,6 @@ def test_captured_steps_are_excluded_from_step_time(tmp_path):
     assert f"{step['disturbed_count']} steps in or after a capture window excluded" in from_files.stdout
 
 
-def test_planned_steps_after_the_end_are_reported(tmp_path):
-    outcome = trained(tmp_path, START + "train(12)", "steps=100-103")
-    assert (outcome.status, captures(outcome)) == (0, [])
-    assert "no capture of steps 100-103: the run ended after 12 steps" in health_notes(outcome)
-    asked = command(tmp_path, "trace", str(outcome.folder))
-    assert asked.status == 2
-    assert "is the folder of a run that captured no steps" in asked.stderr
-    assert command(tmp_path, "capture", str(outcome.folder)).status == 2
-
-
 def test_steps_before_the_window_are_not_in_the_trace(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\n"
@@ -168,11 +158,3 @@ def test_steps_before_the_window_are_not_in_the_trace(tmp_path):
     steps = annotations(trace(outcome, name), "ProfilerStep#")
     assert len(steps) == 3
     assert all(step["dur"] > 0 for step in steps)
-
-
-def test_of_a_folder_of_runs_the_newest_is_meant(tmp_path):
-    outcome = trained(tmp_path, START + "train(3)", "every=100")
-    asked = command(tmp_path, "capture", "runs")
-    assert (asked.status, asked.stdout) == (2, "")
-    assert f"the training of runs/{outcome.folder.name} is no longer running" in asked.stderr
-    assert [path.name for path in (tmp_path / "runs").glob("2*")] == [outcome.folder.name]

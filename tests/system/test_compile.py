@@ -102,9 +102,8 @@ print(asked, asks(), torch._dynamo.explain(f)(x).graph_break_count)
 """
 
 
-@pytest.mark.parametrize("native", ["1", pytest.param("0", marks=pytest.mark.programs)])
-def test_sections_ask_whether_they_are_traced_from_the_first_trace_on(tmp_path: Path, native: str) -> None:
-    outcome = run(tmp_path, LATE, profile="1", variables={NATIVE: native})
+def test_sections_ask_whether_they_are_traced_from_the_first_trace_on(tmp_path: Path) -> None:
+    outcome = run(tmp_path, LATE, profile="1")
     assert outcome.status == 0, outcome.stderr
     assert outcome.stdout == "[False, True] True 0\n"
     rows = [line.split()[:2] for line in outcome.stderr.splitlines()]

@@ -77,18 +77,6 @@ def test_run_reports_the_device_time_of_its_sections(tmp_path: Path) -> None:
     assert lines_of(read, "forward_pass") == lines_of(outcome.stdout, "forward_pass")
 
 
-def test_sections_without_steps_have_device_time(tmp_path: Path) -> None:
-    loop = """
-for _ in range(300):
-    with profile_section("forward_pass"):
-        queue(0.001)
-    time.sleep(0.002)
-"""
-    outcome = run_without_torch(tmp_path, DEVICE + loop)
-    assert (outcome.status, outcome.stderr) == (0, "")
-    assert outcome.report["sections"]["forward_pass"]["device_count"] > 0
-
-
 def test_forked_child_calls_no_driver(tmp_path: Path) -> None:
     fork = """
     if not os.fork():
@@ -101,38 +89,6 @@ def test_forked_child_calls_no_driver(tmp_path: Path) -> None:
     )
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert outcome.report["device"]["spans"] == 20
-
-
-def test_failing_driver_is_reported_and_the_training_goes_on(tmp_path: Path) -> None:
-    broken = DEVICE + "for number in range(20):\n    Device.broken = number >= 10\n    step()\nprint('trained')\n"
-    outcome = run_without_torch(tmp_path, broken)
-    assert outcome.status == 0
-    assert outcome.printed.startswith("trained\n")
-    assert outcome.report["steps"] == 20
-    assert outcome.report["sections"]["forward_pass"]["count"] == 20
-    assert outcome.report["health"]["disabled"] == [
-        "device time (RuntimeError: CUDA error: an illegal memory access was encountered)"
-    ]
-
-
-def test_sync_timing_equals_host_time(tmp_path: Path) -> None:
-    variables = {"RECTIFIED_FLOW_PROFILE_TIMING": "sync"}
-    outcome = run_without_torch(tmp_path, DEVICE + "for _ in range(10):\n    step()\n", variables=variables)
-    assert (outcome.status, outcome.stderr) == (0, "")
-    assert outcome.report["device"]["timing"] == "sync"
-    forward = outcome.report["sections"]["forward_pass"]
-    assert forward["device_total_s"] >= 0.09
-    assert forward["total_s"] >= forward["device_total_s"]
-    assert any(note.startswith("timing=sync") for note in outcome.report["health"]["notes"])
-
-
-def test_event_timing_without_an_accelerator_is_reported(tmp_path: Path) -> None:
-    plain = DEVICE + "backends.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
-    outcome = run_without_torch(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
-    (note,) = [note for note in outcome.report["health"]["notes"] if "device" in note]
-    assert note == "device time was asked for (timing=events), but the training used no accelerator"
-    assert outcome.report["device"] is None
-    assert "Device" not in report_command(tmp_path, "--full").stdout
 
 
 def test_second_run_of_a_process_has_its_own_device_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.system.scripts import ROOT, run, run_forked, write_script
 
 SUMMARY = "=== Final Profiling Summary ("
 TRAIN = """
+import tests.chaos.programs.without_dynamo
 def train(steps):
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -90,7 +91,7 @@ class Data(torch.utils.data.Dataset):
     def __len__(self): return 16
     def __getitem__(self, index): return torch.ones(4)
 if __name__ == "__main__":
-    for _ in torch.utils.data.DataLoader(Data(), 8, num_workers=2, multiprocessing_context="spawn"): pass
+    for _ in torch.utils.data.DataLoader(Data(), 8, num_workers=1, multiprocessing_context="spawn"): pass
 """,
     "a spawned child with gradients": """
 import multiprocessing, torch

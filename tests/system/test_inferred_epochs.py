@@ -158,30 +158,3 @@ def test_no_epoch_is_lost_where_another_optimizer_ends_the_steps(tmp_path: Path)
     trained = train(tmp_path, TAKING_OVER)
     assert trained.report["steps"] == 80
     assert len(trained.epochs) == 4
-
-
-BETWEEN = (
-    "import time\n"
-    + START
-    + """
-begin = None
-for epoch in range(3):
-    for batch in train_loader:
-        begin = begin or time.perf_counter()
-        train(batch)
-        end = time.perf_counter()
-    time.sleep(0.2)
-print("in epochs", end - begin - 0.4)
-"""
-)
-
-
-def test_work_between_epochs_is_in_no_step(tmp_path: Path) -> None:
-    trained = train(tmp_path, BETWEEN)
-    in_epochs_s = float(trained.text.split("in epochs ")[1].split()[0])
-    step = trained.report["step_time"]
-    # The first fetch is before the program's first look at the time.
-    after_first_s = step["total_s"] - trained.report["sections"]["data_loading"]["max_s"]
-    assert after_first_s <= in_epochs_s
-    assert len(trained.epochs) == 3
-    assert all(epoch["self_s"]["other"] >= 0.2 for epoch in trained.epochs[:2])

@@ -9,7 +9,6 @@ import pytest
 from tests.support.commands import printed
 from tests.system.scripts import THREE_STEPS, report_command, run_forked, run_without_torch
 from training_profiler.reports.sections import WITHOUT_START, table_label
-from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
 NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # without the thread of the monitor
@@ -150,32 +149,12 @@ def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: P
     assert seen[0] / sum(seen) > float(outcome.printed.split()[0]) / 3
 
 
-def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> None:
-    outcome = run_without_torch(tmp_path, THREE_STEPS)
-    assert outcome.report["lines"] == {}
-    assert any(note.startswith("line sampler: ") for note in outcome.report["health"]["notes"])
-
-
 def test_disabled_sampler_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
     outcome = run_without_torch(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
     assert outcome.printed.startswith("4 0.005\n")  # one thread writes files, one is for SIGTERM, one for hangs
     assert not [note for note in outcome.report["health"]["notes"] if note.startswith("line sampler")]
     assert outcome.report["lines"] == {}
-
-
-def test_program_reads_its_own_switch_interval(tmp_path: Path) -> None:
-    look = "print(threading.active_count(), sys.getswitchinterval(), round(real(), 6))\n"
-    script = (
-        "import sys, threading\nreal = sys.getswitchinterval\n"
-        + THREE_STEPS
-        + look
-        + "stop_training_profiling()\n"
-        + look
-    )
-    outcome = run_without_torch(tmp_path, script, variables=NO_MONITOR)
-    while_sampling, after = outcome.printed.splitlines()[0].split(), outcome.printed.splitlines()[-1].split()
-    assert (while_sampling[1:], after) == (["0.005", str(HANDOVER_S)], ["1", "0.005", "0.005"])
 
 
 def test_forked_child_has_no_sampler(tmp_path: Path) -> None:

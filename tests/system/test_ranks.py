@@ -124,7 +124,7 @@ def test_file_rendezvous_uses_files_in_the_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_ranks_report_under_torchrun_and_in_spawned_processes(tmp_path: Path) -> None:
+def test_ranks_report_in_spawned_processes(tmp_path: Path) -> None:
     spawned = """
     def work(rank, port):
         start_training_profiling(sample_hz=0, monitor_s=0)
@@ -139,22 +139,18 @@ def test_ranks_report_under_torchrun_and_in_spawned_processes(tmp_path: Path) ->
     """
     script = tmp_path / "script.py"
     script.write_text(SPY + BEGIN + textwrap.dedent(spawned))
-    done = run_command([sys.executable, str(script)], tmp_path, MASTER_PORT=str(free_port()))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment(MASTER_PORT=str(free_port())),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "received.json").read_text()) == ALL_FINAL
     assert sorted(path.name for path in tmp_path.glob("runs/*/rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
-    (tmp_path / "received.json").unlink()
-    script.write_text(SPY + BEGIN + GROUP + "train(5)\ntime.sleep(0.2)\ndist.destroy_process_group()\n")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    done = run_command([sys.executable, *words], tmp_path)
-    assert done.returncode == 0
-    assert json.loads((tmp_path / "received.json").read_text()) == ALL_FINAL
-
-
-def run_command(command: list[str], cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command, cwd=cwd, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
 
 
 @pytest.mark.parametrize(

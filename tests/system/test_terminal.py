@@ -17,6 +17,7 @@ from tests.system.scripts import TIMEOUT_S, environment
 pytestmark = pytest.mark.programs
 TRAINING = """
 import sys, time, torch
+import tests.chaos.programs.without_dynamo
 from tqdm import tqdm
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -80,9 +81,7 @@ def test_status_line_is_rewritten_and_lines_of_the_program_stay(tmp_path: Path) 
     assert rest[4:] == ["step 39 of 40"]
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "reports"), [(["--log-every", "50"], {}, 3), ([], {"TERM": "dumb"}, 0), (["--quiet"], {}, 0)]
-)
+@pytest.mark.parametrize(("words", "variables", "reports"), [(["--log-every", "50"], {}, 3), ([], {"TERM": "dumb"}, 0)])
 def test_tables_where_they_were_asked_for_or_nothing(
     tmp_path: Path, words: list[str], variables: dict[str, str], reports: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.system.launching import BOOTSTRAP, Ended, execute, execute_forked, through_run
-from tests.system.scripts import ROOT, finish, run, run_without_torch, start_forked, wait_for, write_script
+from tests.system.scripts import ROOT, finish, run_without_torch, start_forked, wait_for, write_script
 
 SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
 EVERY = "RECTIFIED_FLOW_PROFILE_LOG_EVERY"
@@ -85,27 +85,6 @@ def test_losses_are_the_same_with_trackers(tmp_path: Path) -> None:
     assert plain in ended.stdout
 
 
-def test_epochs_are_rows_at_their_last_step(tmp_path: Path) -> None:
-    script = """
-        from training_profiler import *
-        start_training_profiling(sinks=["jsonl"], log_every=1000)
-        for epoch in range(2):
-            with profile_epoch(epoch):
-                for step in range(3):
-                    with profile_section("forward_pass"):
-                        sum(range(1000))
-                    profile_step()
-    """
-    assert run_without_torch(tmp_path, script).status == 0
-    rows = all_rows_of(tmp_path)
-    assert [row["step"] for row in rows] == [3, 6, 6]
-    assert [("profiling/epoch_total_time" in row, "profiling/batch_time_avg" in row) for row in rows] == [
-        (True, False),
-        (True, False),
-        (False, True),
-    ]
-
-
 def test_last_steps_before_an_exception_reach_the_trackers(tmp_path: Path) -> None:
     ended = train(tmp_path, TRAINING + "raise ValueError('the loss is nan')\n")
     assert ended.status == 1
@@ -150,45 +129,10 @@ def test_blocked_tracker_delays_neither_training_nor_exit(tmp_path: Path, ending
     assert any("csv sink: did not come to its end" in note for note in health_of(tmp_path))
 
 
-def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
-    script = """
-        from training_profiler.sinks.line_files import CsvFile
-        def full(self, rows):
-            raise OSError(28, "No space left on device")
-        CsvFile.write = full
-        from training_profiler import *
-        start_training_profiling(sinks="csv,jsonl", log_every=10)
-        for step in range(30):
-            profile_step()
-    """
-    outcome = run_without_torch(tmp_path, script)
-    assert outcome.status == 0
-    assert "csv sink (OSError: [Errno 28] No space left on device)" in outcome.stdout
-    assert outcome.stderr.count("Profiler: csv sink switched off, the training goes on") == 1
-    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
-
-
 def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
     assert train(tmp_path, RANK="1").status == 0
     (folder,) = (tmp_path / "runs").glob("2*")
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "rank1.jsonl"]
-
-
-@pytest.mark.programs
-def test_forked_child_adds_no_rows(tmp_path: Path) -> None:
-    forks = TRAINING.replace("    optimizer.step()\n", "    optimizer.step()\n    import os; forked = os.fork() == 0\n")
-    forks = forks.replace("print(", "    if forked: os._exit(0)\nprint(")
-    assert train(tmp_path, forks).status == 0
-    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
-
-
-def test_missing_package_of_a_tracker_is_an_error_at_start(tmp_path: Path) -> None:
-    hidden = "import importlib.util; importlib.util.find_spec = lambda name: None\n"
-    outcome = run(tmp_path, hidden + "import training_profiler", variables={SINKS: "wandb"})
-    assert outcome.status == 1
-    assert outcome.stderr.endswith(
-        "MissingExtraError: The wandb sink needs wandb: pip install 'training-profiler[wandb]', or pip install wandb\n"
-    )
 
 
 def test_an_optional_tracker_without_its_package_is_left_out(tmp_path: Path) -> None:
@@ -205,10 +149,3 @@ importlib.util.find_spec = lambda name, package=None: None if name == "mlflow" e
         "pip install 'training-profiler[mlflow]', or pip install mlflow\n"
     )
     assert rows_of(tmp_path)
-
-
-def test_unknown_tracker_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
-    ended = train_from_the_start(tmp_path, **{SINKS: "tensorbord"})
-    assert ended.status == 2
-    assert "did you mean tensorboard?" in ended.stderr
-    assert ended.stdout == ""

@@ -182,8 +182,8 @@ def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import torch\nraise ValueError('no such data')", "x.py fails by itself: ValueError: no such data"),
-        ("import torch\ninput('name? ')", "x.py reads standard input, of which a trial has none"),
+        ("raise ValueError('no such data')", "x.py fails by itself: ValueError: no such data"),
+        ("input('name? ')", "x.py reads standard input, of which a trial has none"),
         ("import sys\nsys.stdin.readline()\nimport torch", "x.py reads standard input, of which a trial has none"),
         ("import torch", "x.py: no training step was seen until its end"),
     ],

@@ -21,6 +21,7 @@ from tests.system.scripts import TIMEOUT_S, environment
 pytestmark = pytest.mark.programs
 TRAINING = """
 import time, torch
+import tests.chaos.programs.without_dynamo
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 from pathlib import Path

@@ -6,6 +6,7 @@
 import sys
 
 import torch
+import without_dynamo  # noqa: F401
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

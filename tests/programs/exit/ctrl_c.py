@@ -6,6 +6,8 @@ import sys
 from _tiny import truth
 from _train import train
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 
 def interrupt(step):
     if step == 5:

@@ -3,6 +3,8 @@
 from _tiny import truth
 from _train import train
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 
 def fail(step):
     if step == 5:

@@ -5,6 +5,8 @@ import signal
 from _tiny import truth
 from _train import train
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 
 def terminate(step):
     if step == 5:

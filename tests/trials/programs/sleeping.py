@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 SLEEP_S = 0.01
 STEPS = 2000
 

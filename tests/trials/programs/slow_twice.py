@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 STEPS, BATCH, TENSORS = 80, 16, 400
 
 

@@ -71,20 +71,6 @@ def test_a_signal_during_the_callback_is_raised_in_the_program(unraisable: list[
     assert len(watch.pop()) == TRIES
 
 
-def test_a_callback_in_python_would_lose_it(unraisable: list[Any]) -> None:
-    sender, seen = interrupting("start"), []
-    plain = lambda phase, info: seen.append(phase)  # noqa: E731
-    gc.callbacks.append(sender)
-    gc.callbacks.append(plain)
-    try:
-        arrived = raised()
-    finally:
-        gc.callbacks.remove(plain)
-        gc.callbacks.remove(sender)
-    assert arrived == 0
-    assert len(unraisable) == TRIES
-
-
 def test_signals_at_any_moment_of_collections_are_raised(unraisable: list[Any]) -> None:
     watch = GarbageWatch(FaultGuard().run)
     before = signal.signal(signal.SIGALRM, _interrupt)

@@ -97,7 +97,7 @@ def test_a_stop_ends_the_run_and_starts_and_stops_around_cells_make_runs_of_thei
 ) -> None:
     stop = "import training_profiler\ntraining_profiler.stop_training_profiling()"
     start = "from training_profiler import start_training_profiling, stop_training_profiling\n"
-    start += "start_training_profiling(log_every=0)\n" + SLOW
+    start += "start_training_profiling(log_every=0, sample_hz=200)\n" + SLOW
     train = TRAIN.replace("    optimizer.zero", "    slow()\n    optimizer.zero")
     cells = [TRAIN.format(steps=20), stop, TRAIN.format(steps=5)]
     cells += [start + train.format(steps=steps) + "stop_training_profiling()" for steps in (200, 150)]

@@ -20,10 +20,6 @@ from torch import nn, randn
 print("made")
 def factory():
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), randn(3, 4)
-def raises():
-    raise ValueError("no weights")
-def misfit():
-    return nn.Linear(4, 8), randn(3, 5)
 """
 
 
@@ -79,24 +75,6 @@ def test_json_on_stdout_stands_alone(benchmark):
     assert done.stderr == "made\n"
     data = json.loads(done.stdout)
     assert (list(data["passes"]), data["root"]["children"]) == (["forward"], [])
-
-
-@pytest.mark.parametrize(
-    ("source", "line", "shown"),
-    [
-        ("model", "training-profiler: 'model' is not MODULE:FACTORY; example: ", []),
-        ("model:raises", "training-profiler: model:raises raised ValueError: no weights", ["in raises"]),
-        ("model:misfit", "training-profiler: the model of model:misfit raised RuntimeError: ", ["in forward"]),
-    ],
-)
-def test_bad_input_ends_with_status_2_and_one_line_below_the_traceback(benchmark, source, line, shown):
-    done = benchmark(source)
-    assert done.status == 2
-    *traceback, last = done.stderr.splitlines()
-    assert last.startswith(line)
-    assert bool(traceback) == bool(shown)
-    assert [words for words in shown if words not in done.stderr] == []
-    assert f"training_profiler{'/'}component_benchmark" not in done.stderr
 
 
 @pytest.mark.parametrize(

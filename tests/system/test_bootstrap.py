@@ -178,15 +178,6 @@ def test_error_while_importing_torch_is_unchanged(tmp_path: Path, torch: str) ->
     assert ours == plain
 
 
-def test_short_switch_profiles(tmp_path: Path) -> None:
-    folder = stand_ins(tmp_path, "", LIVE)
-    for value, expected in (("1", Ended(0, "started True\n", "")), ("maybe", None)):
-        ours = in_shell(tmp_path, "import torch", folder, profile=None, variables={"TRAINING_PROFILER": value})
-        assert ours == expected or ours.stderr.startswith(
-            "training_profiler: nothing is measured: TRAINING_PROFILER='maybe' is neither on"
-        )
-
-
 def test_an_import_that_fails_is_the_reason_unless_a_second_one_succeeds(tmp_path: Path) -> None:
     torch = "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError"
     text = "import builtins\ntry:\n    import torch\nexcept ImportError:\n    pass"
@@ -250,12 +241,6 @@ def test_failing_hidden_sitecustomize_raises_the_usual_error(tmp_path: Path, cus
     assert ours.stderr.replace(NOTHING, "").splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
-def test_two_installations_run_the_bootstrap_once(tmp_path: Path) -> None:
-    shutil.copytree(BOOTSTRAP, tmp_path / "other" / "bootstrap")
-    ours = in_shell(tmp_path, "import torch", tmp_path / "other" / "bootstrap", stand_ins(tmp_path, live=LIVE))
-    assert ours == Ended(0, "started True\n", "")
-
-
 @pytest.mark.parametrize("profile", [None, "", "0", " OFF "])
 def test_disabled_bootstrap_leaves_no_trace(tmp_path: Path, profile: str | None) -> None:
     text = "import sys\nprint(sorted(sys.modules), [type(f).__name__ for f in sys.meta_path], sys.path)"
@@ -315,25 +300,17 @@ def test_failing_profiler_prints_one_line_and_the_program_goes_on(tmp_path: Path
     assert ours == Ended(4, "trained\n", f"training_profiler: nothing is measured: {message}\n")
 
 
+def test_broken_stderr_harms_nothing(tmp_path: Path) -> None:
+    assert run_prepared(tmp_path, "import sys; sys.stderr.close(); print('end')") == Ended(0, "end\n", "")
+    assert execute(tmp_path, [sys.executable, "-c", "import sys; sys.stderr = None"], "1", str(BOOTSTRAP)).status == 0
+
+
 SPAWN = """
 import os, subprocess, sys
 import torch
 print('trained', flush=True)
 if len(sys.argv) < 2: subprocess.run([sys.executable, __file__, "child"], check=True)
 """
-
-
-def test_invalid_switch_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
-    ours = in_shell(tmp_path, SPAWN, stand_ins(tmp_path, live=LIVE), profile="maybe")
-    message = f"{SWITCH}='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
-    assert ours == Ended(0, "trained\ntrained\n", f"training_profiler: nothing is measured: {message}\n")
-
-
-def test_broken_stderr_harms_nothing(tmp_path: Path) -> None:
-    assert run_prepared(tmp_path, "import sys; sys.stderr.close(); print('end')") == Ended(0, "end\n", "")
-    assert execute(tmp_path, [sys.executable, "-c", "import sys; sys.stderr = None"], "1", str(BOOTSTRAP)).status == 0
-
-
 BECAUSE = LIVE.replace("return None", "return 'no optimizer was seen'")
 
 

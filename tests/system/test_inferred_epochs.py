@@ -91,14 +91,9 @@ def test_metrics_of_an_epoch_reach_trackers_at_its_last_step(looped: Trained) ->
     "loop",
     [
         "for batch, second in zip(train_loader, loader(5)): train(batch); train(second)",
-        pytest.param(
-            "import itertools\nfor batch in itertools.islice(itertools.cycle(train_loader), 12): train(batch)",
-            marks=pytest.mark.programs,
-        ),
-        pytest.param("for _ in range(12): train(next(iter(train_loader)))", marks=pytest.mark.programs),
         "batches = iter(train_loader)\nfor _ in range(3): train(next(batches))",
     ],
-    ids=["two loaders", "cycled pass", "new iterator for each batch", "partial pass"],
+    ids=["two loaders", "partial pass"],
 )
 def test_training_without_loader_passes_has_no_epochs(tmp_path: Path, loop: str) -> None:
     trained = train(tmp_path, START + loop)

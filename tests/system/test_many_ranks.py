@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.launching import start_in_fork, start_ranks
+from tests.system.launching import start_ranks
 from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, environment, finish, report_command
 from tests.system.test_planted import find
 
@@ -164,34 +163,6 @@ def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
     assert (spread["only_here"]["ranks"], spread["only_here"]["never_on"]) == (1, [0])
     assert spread["forward_pass"]["ranks"] == 2
     assert "only_here" not in training.report["sections"]  # these are the sections of rank 0
-
-
-def test_files_of_two_machines_without_a_shared_disk_are_merged(tmp_path: Path) -> None:
-    nodes = [tmp_path / "node0", tmp_path / "node1"]
-    shared = {**FIXED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
-    processes = []
-    for rank in range(4):
-        node = rank // 2
-        nodes[node].mkdir(exist_ok=True)
-        of_rank = {"RANK": rank, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": node}
-        variables = environment(None, **shared, **{name: str(value) for name, value in of_rank.items()})
-        processes.append(start_in_fork(nodes[node], [str(PROGRAMS / "training.py")], variables))
-    ended = [finish(process, tmp_path) for process in processes]
-    assert [each.status for each in ended] == [0] * 4, ended[0].stderr
-    assert "".join(each.stdout for each in ended).count(SUMMARY) == 1
-    (folder,) = (nodes[0] / "runs").glob("2*")
-    assert sorted(path.name for path in folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
-    away = nodes[1] / "runs" / folder.name  # the same name on both
-    assert sorted(path.name for path in away.glob("rank*.jsonl")) == ["rank2.jsonl", "rank3.jsonl"]
-    alone = json.loads(report_command(tmp_path, str(folder), "--json").stdout)
-    assert [row["who"]["rank"] for row in alone["ranks"]["ranks"]] == [0, 1]
-    assert alone["ranks"]["missing"] == [2, 3]
-    for journal in away.glob("rank*.jsonl"):
-        shutil.copy(journal, folder)
-    merged = json.loads(report_command(tmp_path, str(folder), "--json").stdout)
-    assert [row["who"]["rank"] for row in merged["ranks"]["ranks"]] == [0, 1, 2, 3]
-    assert [row["who"]["node"] for row in merged["ranks"]["ranks"]] == [0, 0, 1, 1]
-    assert merged["ranks"]["missing"] == []
 
 
 def test_restarted_training_has_a_part_for_each_attempt(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ test-versions:
 
 # What relies on names that torch does not promise, with the newest one: a change there is seen here first. Epochs,
 # traces and imports are seen by tests of instrumentation and by programs.
-TORCH_TESTS := tests/instrumentation tests/recording/test_data_loader.py $(patsubst %,tests/system/test_%.py, \
+TORCH_TESTS := $(shell grep -l torch tests/instrumentation/test_*.py) tests/recording/test_data_loader.py $(patsubst %,tests/system/test_%.py, \
   capture compile manual_gradient_sync programs workers) \
   tests/system/test_ranks.py::test_ranks_that_end_together_are_in_the_summary_and_print_nothing_else
 test-newest:

@@ -142,7 +142,7 @@ def test_ranks_report_in_spawned_processes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env=environment(MASTER_PORT=str(free_port())),
+        env=environment(MASTER_PORT=str(free_port()), RECTIFIED_FLOW_PROFILE_RANK_WAIT_S=str(LONG_S)),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

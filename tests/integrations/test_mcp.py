@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
 from tests.system.launching import RUN
+from tests.system.scripts import environment
 from tests.system.test_try import SLEEPING
 from training_profiler.storage.history import INDEX
 
@@ -73,7 +74,7 @@ def test_a_client_runs_a_program_and_hears_why_a_patch_cannot_be_tried(tmp_path)
     mcp = pytest.importorskip("mcp")
     shutil.copy(SLEEPING, tmp_path / "train.py")
     server = mcp.StdioServerParameters(
-        command=sys.executable, args=["-c", RUN, "mcp", "--run"], cwd=tmp_path, env=dict(os.environ)
+        command=sys.executable, args=["-c", RUN, "mcp", "--run"], cwd=tmp_path, env=environment(None)
     )
     progress = []
 

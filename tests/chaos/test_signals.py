@@ -239,7 +239,7 @@ def test_status_after_a_signal_is_that_without_the_profiler(
     assert (outcome.status, outcome.stderr) == (-signum, "")
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(5))
 @pytest.mark.parametrize("is_under_run", [False, True])
 def test_traceback_of_ctrl_c_shows_the_program_alone(
     tmp_path: Path, interrupted: dict[bool, int], attempt: int, is_under_run: bool

@@ -358,6 +358,7 @@ SAYS = {
     "computed-constants": {
         "a function": with_constants(*CONSTANTS),
         "a comprehension in it": with_constants(*CONSTANTS, function="mask.<locals>.<listcomp>"),
+        "a part of a line": with_constants(CONSTANTS[0]._replace(line=11, is_whole=False, part=0.6)),
         "a line outside of modules": with_constants(TABLE, section=OTHER, file="train.py", line=31, function="main"),
     },
     "time-step-loop": {
@@ -441,6 +442,7 @@ SILENT = {
     "computed-constants": {
         "none": with_constants(),
         "another line of a function": with_constants(CONSTANTS[0]._replace(is_whole=False)),
+        "a small part of a line": with_constants(CONSTANTS[0]._replace(line=11, is_whole=False, part=0.2)),
         "few samples": with_constants(*CONSTANTS, samples=9),
         "a library calls the loop": with_constants(*CONSTANTS, inside="lib/fit.py:9 fit"),
     },

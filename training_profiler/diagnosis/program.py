@@ -1,6 +1,7 @@
 """Rules about how the program computes: repeated work, recompilation, updates of whole tables, many small operators."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp, log
 from typing import Final
 
@@ -294,12 +295,12 @@ def computed_constants(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not snapshot.program.constants or snapshot.is_by_device(FORWARD_PASS):
         return None
     whole = {(line.file, line.function) for line in snapshot.program.constants if line.is_whole}
-    single = {(line.file, line.line) for line in snapshot.program.constants}
+    parts = {(line.file, line.line): line.part for line in snapshot.program.constants}
     found = [
-        (name, line)
+        (name, replace(line, share=part * line.share, samples=round(part * line.samples)))
         for name in (FORWARD_PASS, FORWARD_WITHOUT_GRAD, OTHER)
         for line in snapshot.lines_of_steps(name)
-        if not line.inside and ((line.file, line.line) in single or _function(line) in whole)
+        if not line.inside and (part := 1.0 if _function(line) in whole else parts.get((line.file, line.line), 0.0))
     ]
     found.sort(key=lambda each: -each[1].share)
     share, lines = sum(line.share for _, line in found), [line for _, line in found]

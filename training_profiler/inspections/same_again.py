@@ -1,8 +1,8 @@
 """Finds lines that compute the same in each forward pass: constant tensors, and what unchanged data is turned into.
 
 A dispatch mode names each tensor of a few passes after the operation that made it, its inputs and some of its values.
-A batch, a trained parameter and random numbers have no name, nor has anything that is computed from them. Lines whose
-operations have the same names in all passes did the same. Nothing of the program is kept alive.
+A batch, a trained parameter and random numbers have no name, nor has anything that is computed from them. Operations of
+a line with the same names in all passes did the same. Nothing of the program is kept alive.
 """
 
 import importlib
@@ -23,12 +23,14 @@ MOST_STEPS: Final = 12  # in which these are looked for
 MOST_NS: Final = 600_000_000  # for naming: about 10 us an operation
 LONG_NS: Final = 150_000_000  # after which one pass less has to do
 MOST_LINES: Final = 64
+LEAST_PART: Final = 0.1  # of a line's time, that did the same
 VALUES: Final = 64  # of a result, evenly spread
 FEW: Final = 1_000  # numbers; a shorter list may be the lengths or labels of a batch, and the same by chance
 BY_SHAPE: Final = frozenset(f"aten::{name}" for name in (
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
 ))  # fmt: skip
 Place = tuple[str, int, str]  # a line of the user's: file, number, function
+Names = dict[Place, Counter[Any]]  # how often, or how long
 NOWHERE: Final[Place] = ("", 0, "")
 
 
@@ -58,8 +60,9 @@ class SameAgain:
         self._before: dict[int, Any] = {}  # references to memory from before a pass
         self._storages: dict[int, _Memory] = {}
         self._names: defaultdict[Place, Counter[Any]] = defaultdict(Counter)  # of the pass under way
+        self._ns: defaultdict[Place, Counter[Any]] = defaultdict(Counter)  # of all passes
         self._written: set[Place] = set()  # lines whose tensors get other content later
-        self._passes: list[dict[Place, Counter[Any]]] = []
+        self._passes: list[Names] = []
         self.lines: tuple[ConstantLine, ...] = ()
 
     def begin(self, detector: LoopDetector) -> None:
@@ -113,7 +116,7 @@ class SameAgain:
         if shadow is not None:
             shadow.end()
             if self._has_enough():
-                self.lines = _constant(self._passes[1:], self._written)
+                self.lines = _constant(self._passes[1:], self._written, self._ns)
         self._is_over = True
         self._before.clear()
         self._passes.clear()
@@ -146,9 +149,9 @@ class SameAgain:
         if self._mode is None:
 
             def named(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                name = self._name_of(func, args, kwargs)
+                name, began_ns = self._name_of(func, args, kwargs), thread_time_ns()
                 out = func(*args, **kwargs) if kwargs else func(*args)
-                self._ran(func, name, args, out)
+                self._ran(func, name, args, out, thread_time_ns() - began_ns)
                 return out
 
             self._mode = dispatch_mode("NamingMode", named)
@@ -182,7 +185,7 @@ class SameAgain:
         self.spent_ns += thread_time_ns() - began_ns
         return name
 
-    def _ran(self, func: Any, name: Any, args: Any, out: Any) -> None:
+    def _ran(self, func: Any, name: Any, args: Any, out: Any, spent_ns: int) -> None:
         """Note what an operation has made and written."""
         if self._is_over:
             return
@@ -199,6 +202,8 @@ class SameAgain:
             if name is not None and (made or func._schema.is_mutable):  # a view has values that were compared
                 name = hash((name, *map(_values, outputs)))
             self._names[place][name] += 1
+            if self._passes and (made or func._schema.is_mutable):
+                self._ns[place][name] += spent_ns
             if func._schema.is_mutable:
                 self._write(func, args, name)
             for number, storage in enumerate(made):
@@ -277,14 +282,16 @@ def _values(tensor: Any, most: int = VALUES) -> tuple[Any, ...]:
     return tuple(tensor.detach().view(-1)[:: max(1, tensor.numel() // most)][:most].tolist())
 
 
-def _constant(passes: list[dict[Place, Counter[Any]]], written: set[Place]) -> tuple[ConstantLine, ...]:
-    """Return the lines and functions that did the same in all passes."""
-    first, *others = passes
-    same = {
-        place: max(names.values())
-        for place, names in first.items()
-        if place[0] and None not in names and place not in written and all(names == each.get(place) for each in others)
-    }
-    different = {place[::2] for each in passes for place in each if place not in same}
-    lines = [ConstantLine(*place, times, place[::2] not in different) for place, times in same.items()]
+def _constant(passes: list[Names], written: set[Place], ns: Names) -> tuple[ConstantLine, ...]:
+    """Return the lines that did the same in all passes for a part of their time, and whether their functions did so."""
+    found: dict[Place, tuple[int, float]] = {}
+    for place, names in passes[0].items():
+        if place[0] and place not in written and all(place in each for each in passes):
+            same = {name for name in names.keys() - {None} if len({each[place][name] for each in passes}) == 1}
+            part = sum(ns[place][name] for name in same) / max(1, sum(ns[place].values()))
+            part = 1.0 if all(each[place].keys() <= same for each in passes) else min(0.99, part)
+            if part >= LEAST_PART:
+                found[place] = max(names[name] for name in same), part
+    different = {place[::2] for each in passes for place in each if found.get(place, (0, 0.0))[1] < 1}
+    lines = [ConstantLine(*place, times, place[::2] not in different, part) for place, (times, part) in found.items()]
     return tuple(lines[:MOST_LINES])

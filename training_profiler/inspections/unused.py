@@ -43,14 +43,6 @@ class _Called:
         # references would forbid ``torch.utils.swap_tensors``.
         self.before: dict[str, tuple[Any, Any]] = {}
 
-    def look_at(self, inputs: tuple[Any, ...]) -> None:
-        """Note whether a gradient of an input is needed."""
-        self.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in inputs)
-
-    def took(self, ns: int) -> None:
-        """Add a call."""
-        self.ns += ns
-
 
 class GradientUse(Inspection):
     """Looks at the parameters of modules that are called in some steps, and at those of all optimizers.
@@ -76,9 +68,9 @@ class GradientUse(Inspection):
                 self._is_unknown = True
                 return
             called = self._called[id(module)] = _Called(module, self._program.place_of(seen.caller))
-        called.look_at(seen.inputs)
+        called.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in seen.inputs)
         yield
-        called.took((yield))
+        called.ns += yield
 
     def update_ends(self, optimizer: Any, steps: int) -> None:
         """Look up the parameters without an optimizer, once."""
@@ -185,10 +177,6 @@ class _Graph:
         """Handle a backward pass that reaches one of the nodes, as their hook."""
         self.is_used = True
 
-    def took(self, ns: int) -> None:
-        """Note what the call took."""
-        self.ns = ns
-
     def __del__(self) -> None:
         """Report the graph when the last of its nodes is freed, on whichever thread."""
         with contextlib.suppress(Exception):  # the interpreter may be ending
@@ -232,7 +220,7 @@ class GraphUse(Inspection):
             handle.remove()
             graph, self._graph = self._graph, None
         if graph is not None:
-            graph.took(spent_ns)
+            graph.ns = spent_ns
             self._calls += 1
             self._all_ns += spent_ns
 

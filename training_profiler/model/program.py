@@ -146,13 +146,14 @@ class ComputedWeights(NamedTuple):
 
 
 class ConstantLine(NamedTuple):
-    """A line whose operations made the same in each forward pass that was looked at."""
+    """A line of which operations made the same in each forward pass that was looked at."""
 
     file: str  # as reports name it
     line: int
     function: str
     times: int  # in each pass
     is_whole: bool = False  # all operations of the function did
+    part: float = 1.0  # of the time of the line's operations
 
 
 class SliceFacts(NamedTuple):

@@ -99,6 +99,10 @@ def test_batches_that_a_library_makes_have_its_functions_beside_the_users_line()
     inside = "datasets/arrow.py:9 get"
     library = TRAIN._replace(making="fetch", inside=inside, loaded_by=inside)
     own = Location("data.py", 9, "__getitem__", making="fetch", inside="pandas/frame.py:3 iloc")
+    names = ("tokenizers.Tokenizer.encode", ""), ("tokenizers.get", ""), ("", "tiktoken/core.py:8 encode")
+    texts = [own._replace(line=9 + at, called=called, inside=inside) for at, (called, inside) in enumerate(names)]
+    tokenized = lines_of(0.5, Counter(dict.fromkeys(texts, 10)), set())
+    assert [bool(line.packages) for line in tokenized] == [True, False, True]
     first, second = lines_of(0.5, Counter({library: 30, own: 20}), set())
     assert (first.place, first.caller, first.packages) == ("datasets/arrow.py:9", "train.py:30 main", {"datasets": 0.3})
     assert (second.place, second.inside, second.packages) == ("data.py:9", "", {"pandas": 0.2})

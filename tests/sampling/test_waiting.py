@@ -17,6 +17,7 @@ from training_profiler.sampling.line_sampler import LineSampler, has_gil
 from training_profiler.sampling.lock_watch import LockWatch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.user_code import (
+    TOKENIZING,
     Places,
     UserCode,
     called_function,
@@ -24,6 +25,7 @@ from training_profiler.sampling.user_code import (
     places_of_this_process,
     reads_number,
     runs_python,
+    tokenizes,
     waits_in,
 )
 
@@ -181,6 +183,24 @@ def test_called_function_is_named(source: str, name: str) -> None:
     assert called_function(*calling_code(source)) == name
 
 
+@pytest.mark.parametrize(
+    ("source", "is_it"),
+    [
+        ("tokenizer.encode(text).ids", True),
+        ("[each.ids for each in tokenizer.encode_batch_fast(texts)]", True),
+        ("texts.encode()", False),
+        ("tokenizer.ids(text)", False),
+    ],
+)
+def test_calls_of_tokenizers_in_rust_are_known(monkeypatch: pytest.MonkeyPatch, source: str, is_it: bool) -> None:
+    code = compile(source, "data.py", "exec")
+    called = {called_function(code, each.offset) for each in dis.get_instructions(code)}
+    monkeypatch.setitem(sys.modules, "tokenizers", sys)
+    assert any(tokenizes(name, code) for name in called) is is_it
+    monkeypatch.delitem(sys.modules, "tokenizers")
+    assert not any(tokenizes(name, code) for name in called)
+
+
 def test_name_beyond_the_first_256_is_found() -> None:
     many = "\n".join(f"def f{number}(): pass\nf{number}" for number in range(300))
     assert called_function(*calling_code(f"{many}\ncopy.deepcopy()")) == "copy.deepcopy"
@@ -208,3 +228,4 @@ def test_loops_and_the_begin_of_functions_run_python() -> None:
 def test_functions_of_numbers_and_containers_are_short() -> None:
     assert all(map(is_short, ["math.sin", "float", "len", "max", "rows.append", ".items", "isinstance"]))
     assert not any(map(is_short, ["", "print", "loss.item", "torch.max", "x.add", "queue.get", "np.sum", "next"]))
+    assert not is_short(TOKENIZING)

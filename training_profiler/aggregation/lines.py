@@ -1,6 +1,7 @@
 """Attributes samples of the running line to the section that was open at that moment."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -33,7 +34,7 @@ NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
 ENOUGH: Final = 30  # samples in a section
-_TOKENIZING: Final = "transformers/tokenization_"  # a frame of it
+_TOKENIZES: Final = re.compile(rf"transformers/tokenization_|^(tiktoken|sentencepiece)/|^{TOKENIZERS}(/|\.Tokenizer\.)")
 AGRESTI: Final = 4  # samples beside those that were taken, half of them of the line: two standard errors, squared
 _SAME_WORK: Final = {
     FIRST_FETCH: DATA_LOADING,
@@ -98,9 +99,9 @@ def lines_of(
         seen[line] += count
         shares[line] = shares.get(line, 0.0) + part
         phases.setdefault(line, Counter())[location.making or location.phase] += count
-        package = location.inside.partition("/")[0] if location.making else ""
-        package = TOKENIZERS if package and _TOKENIZING in location.inside else package
-        names = location.waits_in, location.held_by, location.called, package
+        is_of_texts = _TOKENIZES.search(location.inside or location.called)
+        package = TOKENIZERS if is_of_texts else location.inside.partition("/")[0]
+        names = location.waits_in, location.held_by, location.called, package if location.making else ""
         for parts, name in zip((waits, held, called, packages), names, strict=True):
             if name:
                 of_line = parts.setdefault(line, {})

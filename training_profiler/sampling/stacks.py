@@ -40,6 +40,7 @@ from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import Frame, outwards
 from training_profiler.sampling.user_code import (
     OWN_FOLDER,
+    TOKENIZING,
     ByInstruction,
     Instruction,
     UserCode,
@@ -52,6 +53,7 @@ from training_profiler.sampling.user_code import (
     places_of_this_process,
     reads_number,
     runs_python,
+    tokenizes,
     waits_in,
 )
 
@@ -331,7 +333,8 @@ def _call_at(code: CodeType, instruction: int) -> tuple[str, str]:
     if runs_python(code, instruction):
         return "", PYTHON
     called = called_function(code, instruction)
-    return waits_in(called, code, instruction), printable(called)
+    waits = waits_in(called, code, instruction)
+    return waits, TOKENIZING if tokenizes(called, code) else printable(called)
 
 
 def phase_text(phases: tuple[tuple[str, CodeType], ...]) -> str:

@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Final, Generic, TypeVar
 
 from training_profiler.base.text import printable
-from training_profiler.model.lines import READ_BY_FUNCTION
+from training_profiler.model.lines import READ_BY_FUNCTION, TOKENIZERS
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
 PACKAGE_FOLDERS: Final = tuple(os.sep + name + os.sep for name in PACKAGES)
@@ -259,7 +259,7 @@ _CONDITIONS: Final = frozenset(
 
 _OF_IMPORTS: Final = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP", "EXTENDED_ARG", "CACHE")  # what follows IMPORT_NAME
 _BY_TEXT: Final = ("eval", "exec", "globals", "locals", "vars")  # they may use any name
-
+TOKENIZING: Final = f"{TOKENIZERS}.Tokenizer.encode"  # of the package tokenizers: in Rust, without frames of its own
 _Moment = tuple[int, int]  # a line and a column of the source
 
 
@@ -297,10 +297,18 @@ def runs_python(code: CodeType, instruction: int) -> bool:
     return 0 <= instruction < len(raw) and raw[instruction] in _OF_PYTHON
 
 
+def tokenizes(name: str, code: CodeType) -> bool:
+    """Return whether a function of this name, which a code calls, tokenizes: it may be in Rust, without frames."""
+    method = name.rpartition(".")[2]
+    is_it = method == "encode" and "ids" in _loaded(code)  # which texts do not have
+    return TOKENIZERS in sys.modules and (is_it or method.startswith("encode_batch"))
+
+
 def is_short(name: str) -> bool:
     """Return whether a function of this name takes no time of its own, such as ``math.sin`` and ``items.append``."""
     _, dot, method = name.rpartition(".")
-    return name.startswith(_OF_NUMBERS) or (method in _SHORT_METHODS if dot else name in _SHORT)
+    is_it = method in _SHORT_METHODS and name != TOKENIZING if dot else name in _SHORT
+    return is_it or name.startswith(_OF_NUMBERS)
 
 
 def reads_number(code: CodeType, instruction: int) -> str:

@@ -224,6 +224,16 @@ def test_batches_that_are_fetched_before_the_training_are_found_with_their_secon
     assert finding["evidence"]["seconds"] == pytest.approx(truth_s, rel=0.1, abs=0.2)
 
 
+@pytest.mark.parametrize("way", ["", "--named", "--fixed"])
+def test_an_import_that_nothing_names_is_found_with_its_seconds(tmp_path: Path, way: str) -> None:
+    stdout, report = outcome_of("unused_imports", tmp_path, NOISE, *way.split(), **OFTEN)
+    found = [each for each in report["findings"] if each["code"] == "unused-imports"]
+    assert len(found) == (not way), found
+    if found:
+        assert line_of("unused_imports", "import plots  #") in found[0]["finding"]
+        assert found[0]["evidence"]["seconds"] == pytest.approx(truth_of(stdout)["import_s"], rel=0.15, abs=0.3)
+
+
 def test_a_stream_that_each_worker_repeats_is_found(tmp_path: Path) -> None:
     finding = find(findings_of("repeated_stream", tmp_path, NOISE, **OFTEN), "stream-repeated")
     assert finding["evidence"]["share_of_steps"] == 0.5

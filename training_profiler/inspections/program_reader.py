@@ -56,7 +56,9 @@ class ProgramReader:
         def reading_update_ends(optimizer: Any, has_updated: bool = True) -> None:
             update_ends(optimizer, has_updated)  # first: it reads the clock
             with contextlib.suppress(Exception):  # an optimizer that has other attributes is not described
-                self._read_optimizer(optimizer)
+                facts = optimizer_facts(optimizer)
+                if self._optimizer is None or facts.tensors > self._optimizer.tensors:
+                    self._optimizer = facts
                 self._read_embedding(optimizer)
 
         def reading_call_ends(call: Any, module: Any) -> None:
@@ -79,11 +81,6 @@ class ProgramReader:
         self._table = lambda: None
         if self._shadow is not None:
             self._shadow.end()
-
-    def _read_optimizer(self, optimizer: Any) -> None:
-        facts = optimizer_facts(optimizer)
-        if self._optimizer is None or facts.tensors > self._optimizer.tensors:
-            self._optimizer = facts
 
     def _read_autocast(self, torch: Any, module: Any) -> None:
         parameter = next(parameters_within(module), None)

@@ -142,6 +142,7 @@ def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path
         ("loop_in_dataset", "data-loading-bound", "total += number"),
         ("one_hot_words", "calls-in-forward", "vectors = F.one_hot"),
         ("filled_mask", "computed-constants", "mask[row, column] ="),
+        ("normalized_again", "computed-constants", "self.data.std(0)"),
     ],
 )
 def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code: str, line: str) -> None:
@@ -196,6 +197,28 @@ def test_what_each_forward_pass_builds_again_is_found_with_what_keeping_it_saves
     )
     assert truth["loss"] == plain["loss"] == kept["loss"]
     assert finding["evidence"]["share_of_step"] == pytest.approx(1 - kept["cpu_s"] / plain["cpu_s"], abs=0.2)
+
+
+def test_statistics_that_each_step_computes_again_save_what_the_fixed_program_does(tmp_path: Path) -> None:
+    reports, truths = {}, {}
+    for way in ("--plain", "--fixed", "--batch"):
+        (tmp_path / way).mkdir()
+        reports[way] = outcome_of("normalized_again", tmp_path / way, NOISE, way, **OFTEN)[1]["findings"]
+        program = (str(PLANTED / "normalized_again.py"), way)
+        truths[way] = truth_of(execute_forked(tmp_path / way, *program, is_profiled=False).stdout)
+    finding = find(reports["--plain"], "computed-constants")
+    assert "computed-constants" not in {each["code"] for way in ("--fixed", "--batch") for each in reports[way]}
+    assert truths["--plain"]["loss"] == truths["--fixed"]["loss"]
+    true = 1 - truths["--fixed"]["cpu_s"] / truths["--plain"]["cpu_s"]
+    assert true - 0.25 < finding["evidence"]["share_of_step"] < true + 0.1  # low, as calls take longer when watched
+
+
+@pytest.mark.parametrize("way", ["", "--fixed"])
+def test_two_functions_that_take_the_time_of_a_section_are_named_both(tmp_path: Path, way: str) -> None:
+    stdout, report = outcome_of("two_causes", tmp_path, NOISE, *way.split(), **OFTEN)
+    finding, truth = find(report["findings"], "data-loading-bound"), truth_of(stdout)
+    named = [name for name in truth if f" {name} (" in finding["finding"]]
+    assert named == (["smoothed"] if way else ["smoothed", "squared"]), finding["finding"]
 
 
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:

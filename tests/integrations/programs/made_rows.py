@@ -1,4 +1,4 @@
-"""A data set of rows that a library makes, or texts that one tokenizes, anew in each epoch; each way with its remedy."""
+"""Rows that a library makes, or texts that one tokenizes, anew in each epoch; each way beside its remedy."""
 
 import sys
 

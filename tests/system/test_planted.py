@@ -219,6 +219,8 @@ def test_two_functions_that_take_the_time_of_a_section_are_named_both(tmp_path: 
     finding, truth = find(report["findings"], "data-loading-bound"), truth_of(stdout)
     named = [name for name in truth if f" {name} (" in finding["finding"]]
     assert named == (["smoothed"] if way else ["smoothed", "squared"]), finding["finding"]
+    actions = " ".join(each["text"] for each in finding["actions"])
+    assert [name for name in truth if name in actions] == named
 
 
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.model.lines import NEARLY_ALL, WorkerLineStats
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.model.program import LOADER, OPTIMIZER
-from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
+from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot
 
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 BACKWARD_TAKES: Final = 3.0  # times the forward passes of modules, at most: more is of what is computed beside them
@@ -151,7 +151,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     # Waiting for a busy device makes no step longer.
     total_s = total_s - loss_s if idle_s is None else min(total_s - loss_s, idle_s)
     share = total_s / snapshot.step.settled_s
-    recording_s = _recording_s(snapshot, snapshot.step)
+    spans = sum(section.spans_in_steps for section in snapshot.sections.values()) / max(1, snapshot.step.count)
+    recording_s = snapshot.health.span_s * spans * snapshot.step.settled_count  # at most
     total_s -= recording_s
     if total_s <= threshold * snapshot.step.settled_s or total_s < MIN_SAVING_S or not any(counts.values()):
         return None
@@ -190,12 +191,6 @@ def _computed_beside_s(snapshot: Snapshot) -> float:
     """Return how much longer backward passes take than those of modules: as long as what they compute gradients of."""
     backward_s, forward_s = (snapshot.total_of_step_s(name) or 0.0 for name in (BACKWARD_PASS, FORWARD_PASS))
     return max(0.0, backward_s - BACKWARD_TAKES * forward_s)
-
-
-def _recording_s(snapshot: Snapshot, step: StepStats) -> float:
-    """Return what recording sections takes in the steps after warm-up, at most; how much is in them is not known."""
-    spans = sum(section.spans_in_steps for section in snapshot.sections.values())
-    return snapshot.health.span_s * spans * step.settled_count / step.count if step.count else 0.0
 
 
 def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:

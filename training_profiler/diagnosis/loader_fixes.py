@@ -211,7 +211,7 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         changes = tuple(change for change in Change if any(each.startswith(f"{change.label}=") for each in arguments))
         text = f"DataLoader(..., {', '.join(arguments)})"
         yield Action(text, changes, min(1.0, _saved_by_workers(snapshot) / whole))
-    lines, line = snapshot.lines_of_steps(DATA_LOADING), _line_of_making(snapshot)
+    line = next(_lines_of_making(snapshot), None)
     if plan is None:
         if wanted is None:
             yield _do_less(_hottest_of_making(snapshot))
@@ -222,16 +222,26 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
     if plan.lock is not None and wanted is None:
         yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
     elif line is not None and not now:
-        function = [each for each in lines if (each.file, each.function) == (line.file, line.function)]
-        part = min(1.0, sum(_part_of_waiting(snapshot, each) for each in function)) / whole
-        numbers = sorted({each.line for each in function})  # its saving is of all of them
-        place = function[0].place if len(numbers) == 1 else f"{line.file}:{numbers[0]}-{numbers[-1]}"
-        yield Action(f"do less at {place} {function[0].what}", (Change.LESS_PREPROCESSING,), part)
+        yield from _less_in_functions(snapshot, whole)
     elif now and in_workers and in_workers[0].phase not in (LOCK, SHARED_LOCK):
         hottest, part = in_workers[0], min(1.0, plan.saved_by_less_work(in_workers[0].share) / whole)
         yield Action(f"do less at {hottest.place} {hottest.what}", (Change.LESS_PREPROCESSING,), part)
     elif wanted is None:
         yield _do_less(_hottest_of_making(snapshot))
+
+
+def _less_in_functions(snapshot: Snapshot, whole: float) -> list[Action]:
+    """Return less work in each function with a quarter of the waiting, and in that which has most of it."""
+    actions: list[Action] = []
+    for file, function in dict.fromkeys((line.file, line.function) for line in _lines_of_making(snapshot)):
+        its = [line for line in snapshot.lines_of_steps(DATA_LOADING) if (line.file, line.function) == (file, function)]
+        part = min(1.0, sum(_part_of_waiting(snapshot, each) for each in its))
+        numbers = sorted({each.line for each in its})  # its saving is of all of them
+        place = its[0].place if len(numbers) == 1 else f"{file}:{numbers[0]}-{numbers[-1]}"
+        if part >= REMEDY_FROM or not actions:
+            text = f"do less at {place} {its[0].what}"
+            actions.append(Action(text, (Change.LESS_PREPROCESSING,), part / whole))
+    return sorted(actions, key=lambda action: -action.part)
 
 
 def _do_less(line: LineStats | None, otherwise: str = PREPROCESS_LESS) -> Action:
@@ -283,13 +293,13 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
     Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``. In methods
     that a loader calls, a line without calls reads an array, or decompresses it.
     """
-    return _line_of_making(snapshot) if _has_lines_of_making(snapshot) else None
+    return next(_lines_of_making(snapshot), None) if _has_lines_of_making(snapshot) else None
 
 
-def _line_of_making(snapshot: Snapshot) -> LineStats | None:
+def _lines_of_making(snapshot: Snapshot) -> Iterator[LineStats]:
     lines = [line for line in snapshot.lines_of_steps(DATA_LOADING) if line.phase in PHASES]
     making = (line for line in lines if line.called or line.function.endswith(OF_A_DATA_SET))
-    return next((line for line in making if "next" not in line.called), None)
+    return (line for line in making if "next" not in line.called)
 
 
 def _remedy(snapshot: Snapshot) -> Action | None:

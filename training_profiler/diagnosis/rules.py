@@ -72,7 +72,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     findings.sort(
         key=lambda each: (
             not _is_first(each, largest_s),
-            _is_last(each),
+            each.code == "slow-startup" and float(each.evidence["share_of_run"]) < 0.5,  # as that of a trial
             -each.potential_saving_s,
             row_of(each).says_where,
         )
@@ -86,11 +86,6 @@ def _is_first(finding: Finding, largest_s: float) -> bool:
     if finding.code != machine.MACHINE_BUSY or float(finding.evidence["lost_share"]) >= 0.4:
         return row_of(finding).is_first
     return finding.potential_saving_s >= largest_s
-
-
-def _is_last(finding: Finding) -> bool:
-    """Return whether a finding stands after smaller ones: a start that is less than half of a run, as of a trial."""
-    return finding.code == "slow-startup" and float(finding.evidence["share_of_run"]) < 0.5
 
 
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:

@@ -1,4 +1,4 @@
-"""Rows that a library makes anew in each epoch: the finding has the library's function, and its own remedy to type."""
+"""Rows that a library makes again in each epoch: the finding has the library's function, and its own remedy to type."""
 
 import json
 import os

@@ -43,6 +43,10 @@ class _Layer:
         self.length = self.first = 0
         self.made_by.clear()
 
+    def end_sequence(self) -> None:
+        """Take the next call for the first of a sequence, whatever its state depends on."""
+        self.length = 0
+
     def took(self, ns: int, nodes: set[int]) -> None:
         """Add a call, and the nodes that made its outputs."""
         self.calls += 1
@@ -98,7 +102,7 @@ class RecurrentSteps(Inspection):
             self._steps += self._has_calls
             self._step, self._has_calls = step, False
             for layer in self._layers.values():
-                layer.length = 0  # the next call begins a sequence, whatever its state depends on
+                layer.end_sequence()
             if self._steps >= LOOKED_AT:
                 self.stop()
                 return

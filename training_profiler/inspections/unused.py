@@ -43,6 +43,11 @@ class _Called:
         # references would forbid ``torch.utils.swap_tensors``.
         self.before: dict[str, tuple[Any, Any]] = {}
 
+    def took(self, ns: int, inputs: tuple[Any, ...]) -> None:
+        """Add a call, and whether a gradient of an input is needed."""
+        self.ns += ns
+        self.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in inputs)
+
 
 class GradientUse(Inspection):
     """Looks at the parameters of modules that are called in some steps, and at those of all optimizers.
@@ -68,9 +73,8 @@ class GradientUse(Inspection):
                 self._is_unknown = True
                 return
             called = self._called[id(module)] = _Called(module, self._program.place_of(seen.caller))
-        called.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in seen.inputs)
         yield
-        called.ns += yield
+        called.took((yield), seen.inputs)
 
     def update_ends(self, optimizer: Any, steps: int) -> None:
         """Look up the parameters without an optimizer, once."""
@@ -177,6 +181,10 @@ class _Graph:
         """Handle a backward pass that reaches one of the nodes, as their hook."""
         self.is_used = True
 
+    def took(self, ns: int) -> None:
+        """Note what the call took."""
+        self.ns = ns
+
     def __del__(self) -> None:
         """Report the graph when the last of its nodes is freed, on whichever thread."""
         with contextlib.suppress(Exception):  # the interpreter may be ending
@@ -220,7 +228,7 @@ class GraphUse(Inspection):
             handle.remove()
             graph, self._graph = self._graph, None
         if graph is not None:
-            graph.ns = spent_ns
+            graph.took(spent_ns)
             self._calls += 1
             self._all_ns += spent_ns
 

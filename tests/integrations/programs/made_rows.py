@@ -1,4 +1,4 @@
-"""Rows that a library makes, or texts that one tokenizes, anew in each epoch; each way beside its remedy."""
+"""Rows that a library makes, or texts that one tokenizes, again in each epoch; each way beside its remedy."""
 
 import sys
 

@@ -1,7 +1,6 @@
 """Rows that a library makes again in each epoch: the finding has the library's function, and its own remedy to type."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -39,4 +38,4 @@ def test_a_library_that_makes_rows_has_its_own_remedy(tmp_path: Path, way: str, 
     if remedy:
         source = PROGRAM.read_text().splitlines()
         number = next(at for at, text in enumerate(source, 1) if line in text)
-        assert f"made_rows.py:{number} " in json.dumps(findings["data-loading-bound"]), os.linesep.join(actions)
+        assert f"made_rows.py:{number} " in json.dumps(findings["data-loading-bound"]), actions

@@ -7,6 +7,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
+from training_profiler.model.program import PaddingFacts, ProgramFacts
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Health, Throughput
 from training_profiler.recording.event_codes import time_only
 from training_profiler.reports.resources import startup_lines
@@ -296,6 +297,10 @@ def test_tokens_are_those_that_a_trainer_counts():
     assert run.snapshot().throughput.tokens_per_s is None
     run.accumulator.totals.tokens = 20_000
     assert run.snapshot().throughput.tokens_per_s == 2000.0
+    padding = PaddingFacts(9, 0.25, 0.3, 0.1, 0.2, 1.0, "the mask")
+    for has_ids, expected in ((True, 1500.0), (False, 2000.0)):  # a trainer says itself what it counts
+        seen = run.snapshot(program=ProgramFacts(padding=padding, has_token_ids=has_ids))
+        assert seen.throughput.tokens_per_s == expected
 
 
 def test_warmup_does_not_lower_throughput():

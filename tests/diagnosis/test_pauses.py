@@ -9,10 +9,11 @@ import pytest
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import collecting, snapshot_of
 from training_profiler.aggregation.machine import MachineSums
-from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
+from training_profiler.diagnosis.pauses import goodput, lost_in_long_steps_s, pauses
 from training_profiler.model.machine import MachineStats, Pause
 from training_profiler.model.snapshot import LineStats, Snapshot
 from training_profiler.reports.console import pause_lines
+from training_profiler.reports.sections import left_text
 from training_profiler.sampling.machine_sampler import MachineSample
 
 EVEN = snapshot_of({"forward_pass": 0.5}, steps=100, step_s=0.1)
@@ -143,3 +144,35 @@ def test_time_that_no_sample_covers_widens_the_interval() -> None:
     assert (exact.min_s, exact.max_s) == (pytest.approx(5.0), pytest.approx(5.0))
     (wider,) = pauses(replace(run, machine=replace(run.machine, cpu_wait_known_s=8.0)))
     assert (wider.seconds, wider.min_s, wider.max_s) == tuple(map(pytest.approx, (5.0, 4.0, 6.0)))
+
+
+def test_goodput_is_what_productive_steps_take_of_the_wall_time() -> None:
+    run = collecting()
+    run.clock.advance(2.0)
+    for step in range(100):
+        with run.section("forward_pass"):
+            run.clock.advance(0.1)
+            run.clock.advance(0.9 if step == 50 else 0.0)
+        run.step()
+        if step in (49, 99):
+            with run.section("validation_epoch"):
+                run.clock.advance(1.5)
+            with run.section("checkpointing"):
+                run.clock.advance(0.5)
+    seen = run.snapshot()
+    parts = goodput(seen)
+    assert parts is not None and sum(parts.values()) == pytest.approx(1.0)
+    seconds = {name: part * seen.wall_s for name, part in parts.items()}
+    expected = {"productive_steps": 10.0, "stalls": 0.9, "startup": 2.0, "evaluation": 3.0, "checkpoints": 1.0}
+    assert seconds == pytest.approx({**expected, "warmup": 0.0, "other": 0.0}, abs=0.15)
+    assert goodput(Snapshot(wall_s=3.0)) is None
+
+
+def test_the_time_left_is_at_the_pace_of_the_loop() -> None:
+    known = EVEN.program._replace(expected_steps=150)
+    run = replace(EVEN, program=known)
+    assert run.step is not None and run.left_s == pytest.approx(50 * run.training_s / 100, rel=0.1)
+    assert left_text(run).endswith(" s left")
+    ended = (replace(run, steps=150), replace(run, ended_by="KeyboardInterrupt"), EVEN, replace(run, step=None))
+    assert [each.left_s for each in ended] == [None] * 4
+    assert left_text(EVEN) == ""

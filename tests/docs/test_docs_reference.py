@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from training_profiler.cli import COMMANDS
+from training_profiler.model.program import ProgramFacts
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.report_json import as_data
 from training_profiler.settings import settings
 from training_profiler.sinks import metrics
@@ -95,7 +97,9 @@ def every_metric() -> set[str]:
         hints.pop("return")
         for phase in ("train", "val"):
             names |= set(function(*(filled(hint, "{name}", phase) for hint in hints.values())))
-    return names
+    run = filled(Snapshot, "{name}", "train")
+    under_way = dataclasses.replace(run, ended_by=None, first_step=0, program=ProgramFacts(expected_steps=9), steps=8)
+    return names | set(metrics.interval_metrics(under_way))
 
 
 def filled(hint: Any, name: str, phase: str) -> Any:

@@ -26,6 +26,7 @@ from training_profiler.base.sections import SectionNames
 from training_profiler.base.startup_frames import IMPORT, REST, UNUSED_IMPORT
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
+from training_profiler.model.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.model.snapshot import (
     BETWEEN,
     OTHER,
@@ -143,10 +144,13 @@ def unsampled_waits(
 REUSED: Final = 0.5  # batches a step; with fewer, updates share batches, and how many samples each has is not known
 
 
-def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int | None) -> Throughput | None:
+def throughput(
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None, program: ProgramFacts = NOTHING_KNOWN
+) -> Throughput | None:
     """Return the rates of the stretch; None without steps after warm-up.
 
     Batches, samples, tokens and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
+    Of tokens that no trainer counts, padding is left out where it is known.
     """
     steps = totals.steps
     spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, names, configured_warmup))
@@ -158,11 +162,13 @@ def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int 
     tflops = None if flops is None else flops * steps_per_s / FLOPS_PER_TFLOP
     peak = None if counted is None else peak_of(counted.device, counted.dtype)
     learned = None if totals.batches and totals.batches <= REUSED * steps.count else totals.samples
+    padding = program.padding.padding if program.has_token_ids and program.padding is not None else 0.0
+    tokens = (totals.tokens or 0) * (1 - padding)
     return Throughput(
         steps_per_s=steps_per_s,
         batches_per_s=None if not totals.batches else totals.batches / steps.count * steps_per_s,
         samples_per_s=None if not learned else learned / steps.count * steps_per_s,
-        tokens_per_s=None if not totals.tokens else totals.tokens / steps.count * steps_per_s,
+        tokens_per_s=tokens / steps.count * steps_per_s if tokens else None,
         flops_per_step=flops,
         dtype="" if counted is None else counted.dtype,
         device="" if counted is None else counted.device,
@@ -321,7 +327,7 @@ class RunSums:
             machine=totals.machine.stats(has_growth=not of_interval),
             memory_changes=() if of_interval else tuple(change for change in changes if change is not None),
             garbage=totals.garbage.stats(),
-            throughput=throughput(totals, self._names.names, self.warmup_steps),
+            throughput=throughput(totals, self._names.names, self.warmup_steps, beside.get("program") or NOTHING_KNOWN),
             loaders=loader_stats(loaders, totals.loaders),
             health=health,
             with_grad_count=totals.with_grad[0],

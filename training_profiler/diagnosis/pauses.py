@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    CHECKPOINTING,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
+    STEP_PARTS,
+    VALIDATION_EPOCH,
+    WITHIN,
+)
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
@@ -265,6 +273,30 @@ def _of_run(cause: str, part: float, least: float, most: float, snapshot: Snapsh
     least_s = max(0.0, least * covered_s - max(0.0, run_s - steps_s))
     most_s = min(steps_s, most * covered_s + (run_s - covered_s)) if most else 0.0
     return Pause(cause, part * steps_s, min(least_s, part * steps_s), max(most_s, part * steps_s))
+
+
+PRODUCTIVE: Final = "productive_steps"
+_GROUPS: Final = {VALIDATION_EPOCH: "evaluation", CHECKPOINTING: "checkpoints"}  # by the outermost section
+
+
+def goodput(snapshot: Snapshot) -> dict[str, float] | None:
+    """Return the parts of the wall time, which add up to 1: productive steps and what is none; None without steps.
+
+    Warm-up and long steps ("stalls") count as productive as far as a median step goes. Earlier attempts stand apart.
+    """
+    step = snapshot.step
+    if step is None or not step.settled_count or not snapshot.wall_s:
+        return None
+    warmup_s = max(0.0, step.warmup_s - step.warmup_count * step.median_s)
+    stalls_s = lost_in_long_steps_s(snapshot)
+    parts = {PRODUCTIVE: step.total_s - warmup_s - stalls_s, "warmup": warmup_s, "stalls": stalls_s}
+    parts |= {"startup": 0.0 if snapshot.first_step else step.before_s or 0.0, **dict.fromkeys(_GROUPS.values(), 0.0)}
+    for name, section in snapshot.sections.items():
+        if (group := _GROUPS.get(name.partition(WITHIN)[0])) is not None:
+            parts[group] += max(0.0, section.self_s - section.step_self_s - section.before_s)
+    parts["other"] = max(0.0, snapshot.wall_s - sum(parts.values()))
+    whole_s = sum(parts.values())
+    return {name: max(0.0, seconds) / whole_s for name, seconds in parts.items()}
 
 
 def lost_in_long_steps_s(snapshot: Snapshot) -> float:

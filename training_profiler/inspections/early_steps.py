@@ -18,6 +18,7 @@ from training_profiler.inspections.inspection import (
     is_watched,
 )
 from training_profiler.inspections.kept_graphs import GraphMarks
+from training_profiler.inspections.loop_length import LoopLength
 from training_profiler.inspections.padding import Padding
 from training_profiler.inspections.recurrent_steps import RecurrentSteps
 from training_profiler.inspections.repeated_forward import RepeatedForward, RepeatedWeights, SlicedBatches
@@ -43,6 +44,7 @@ class EarlySteps:
         self._repeats = RepeatedForward(program)
         self._graphs = GraphMarks(context.calls, classes_under_way)
         self._growth = GrowthWatch(program, lambda: context.detector, self._look_no_more)
+        self._length = LoopLength(self._latest_pass)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
@@ -169,7 +171,13 @@ class EarlySteps:
             _attempt(self._repeats.backward_begins, is_seen)
             if trains:
                 _attempt(self._graphs.backward_begins, args, kwargs, frame)
+                if (detector := self._context.detector) is not None:
+                    _attempt(self._length.backward_begins, frame, detector.updates, self._steps)
         self._weights.backward_begins()
+
+    def _latest_pass(self) -> Any:
+        detector = self._context.detector
+        return None if detector is None else detector.phases.passes.latest
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
@@ -212,6 +220,7 @@ class EarlySteps:
         found = {name: each.facts(self._steps) for name, each in self._inspections.items()}
         return facts._replace(
             graphs=self._graphs.facts(),
+            expected_steps=self._length.expected_steps,
             grown=self._growth.facts(),
             constants=self._again.lines,
             same_fetches=self._frozen.same_fetches,

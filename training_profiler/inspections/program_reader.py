@@ -11,7 +11,7 @@ from typing import Any, Final
 from training_profiler.inspections.inspection import is_watched
 from training_profiler.instrumentation.call_sites import dtype_name, optimizer_facts
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.input_sizes import EvaluatedRows
+from training_profiler.instrumentation.loop_detection.input_sizes import EvaluatedRows, InputSizes
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
 from training_profiler.model.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
@@ -20,6 +20,9 @@ READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is
 LARGE: Final = 1_000_000  # numbers in a table
 TIMED_BYTES: Final = 40 << 20  # of a table; malloc has no new pages for less than 32 MiB, once it has been freed
 MOST_MODULES: Final = 2_000  # among which one is looked for, and convolutions
+# Parts of the names of modules that work on sequences, beside few tables: one for each feature is a recommender's.
+SEQUENTIAL: Final = ("attention", "attn", "transformer", "lstm", "gru", "rnn", "mamba")
+MOST_TABLES: Final = 8
 CONVOLUTIONS: Final = ("Conv2d", "ConvTranspose2d")
 
 
@@ -38,6 +41,7 @@ class ProgramReader:
         self._seen: set[int] = set()  # modules in which these were looked for
         self._numbers: dict[int, int] = {}  # that each optimizer updates
         self._updated = 0  # numbers in that table
+        self._sizes: InputSizes | None = None  # of the training thread
         self._rows: EvaluatedRows | None = None  # of the training thread
         self._is_done = False
 
@@ -50,7 +54,7 @@ class ProgramReader:
 
     def _begin(self, detector: LoopDetector) -> None:
         torch = sys.modules["torch"]
-        self._rows = detector.input_sizes.rows
+        self._sizes, self._rows = detector.input_sizes, detector.input_sizes.rows
         update_ends, call_ends = detector.update_ends, detector.call_ends
 
         def reading_update_ends(optimizer: Any, has_updated: bool = True) -> None:
@@ -70,6 +74,7 @@ class ProgramReader:
                     self._seen.add(id(module))
                     self._look_for_table(module)
                     self._look_for_convolutions(torch, module)
+                    detector.input_sizes.has_token_ids |= _looks_up_tokens(module)
             self._finds_anomalies |= torch.is_anomaly_enabled()
             call_ends(call, module)
 
@@ -134,6 +139,7 @@ class ProgramReader:
             embedding = embedding._replace(part=self._updated / sum(self._numbers.values()))
         return ProgramFacts(
             rows=None if self._rows is None else self._rows.facts(),
+            has_token_ids=self._sizes is not None and self._sizes.has_token_ids,
             acting=None if self._rows is None else self._rows.acting(),
             shapes=() if self._rows is None else tuple(self._rows.shapes),
             optimizer=self._context.later_optimizers.main or self._optimizer,
@@ -145,6 +151,13 @@ class ProgramReader:
             embedding=embedding,
             convolutions=ConvolutionFacts(*self._convolutions) if any(self._convolutions) else None,
         )
+
+
+def _looks_up_tokens(module: Any) -> bool:
+    """Return whether a model has few tables of embeddings, and modules that work on sequences."""
+    names = [type(inner).__name__.lower() for inner in islice(modules_within(module), MOST_MODULES)]
+    tables = sum(name.endswith("embedding") for name in names)
+    return 0 < tables <= MOST_TABLES and any(part in name for name in names for part in SEQUENTIAL)
 
 
 def _gradient_s(gradient: Any) -> float:

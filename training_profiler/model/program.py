@@ -346,6 +346,8 @@ class ProgramFacts(NamedTuple):
     fetched_before: FetchedBefore | None = None  # of the longest pass; None: there were none
     shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()  # of the largest inputs of some forward passes, by update
     constants: tuple[ConstantLine, ...] = ()  # none, or not known
+    expected_steps: int = 0  # of the loop under way, at its end; 0: nothing says how many
+    has_token_ids: bool = False  # the largest input of forward passes is integers that an embedding looks up
     same_fetches: int = 0  # of early batches, in which the training drew no random numbers; -1 if it did in one
 
     def places_of(self, kind: str) -> str:

@@ -376,6 +376,15 @@ class Snapshot:
         return self.wall_s - (0.0 if self.step is None else self.step.before_s or 0.0) - self.after_training_s
 
     @property
+    def left_s(self) -> float | None:
+        """Time until the loop under way ends, at this stretch's pace with all between steps; None if not known."""
+        step, steps_left = self.step, self.program.expected_steps - self.steps
+        settled = 0 if step is None else self.steps - self.first_step - step.warmup_count
+        if step is None or settled <= 0 or steps_left <= 0 or self.ended_by is not None:
+            return None
+        return steps_left * max(0.0, self.training_s - step.warmup_s) / settled
+
+    @property
     def after_training_s(self) -> float:
         """Time after the last step, and after the validation and checkpoints that follow each epoch, in s."""
         return sum((section.after_s for section in self.sections.values()), 0.0)

@@ -53,6 +53,11 @@ class TrainingProgress:
         """Count tokens that the training has read."""
         self._tokens += tokens
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a trainer counts the tokens."""
+        return self._tokens > 0
+
     def drain_tokens(self) -> int | None:
         """Return the tokens since the last call; None if none are ever counted."""
         before, self._drained_tokens = self._drained_tokens, self._tokens

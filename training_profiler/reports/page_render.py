@@ -12,13 +12,14 @@ from training_profiler.base.sections import name_of
 from training_profiler.base.units import MS_PER_S, US_PER_S, duration_text, ms_column, ms_text, rounded, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
+from training_profiler.diagnosis.pauses import PRODUCTIVE, goodput
 from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import AFTER_TRAINING, BEFORE_TRAINING, Snapshot
 from training_profiler.reports.answer import action_text, saving_cells, worst_losses_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
-from training_profiler.reports.resources import after_lines, health_notes, loader_name, machine_lines, startup_lines
+from training_profiler.reports.resources import LONG_RUN_S, after_lines, health_notes, loader_name, machine_lines, startup_lines
 from training_profiler.reports.sections import WITHOUT_START, labels_of, table_label, training_rows
 from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 
@@ -347,6 +348,10 @@ def _figures(snapshot: Snapshot) -> Html:
         figures += [(f"{what} a second", three_digits(rate)) for what, rate in counts.items() if rate is not None]
         if rates.mfu is not None:
             figures.append(("MFU", f"{rates.mfu:.1%}"))
+    if snapshot.left_s is not None:
+        figures.append(("left in the loop", duration_text(snapshot.left_s)))
+    if snapshot.wall_s >= LONG_RUN_S and (parts := goodput(snapshot)) is not None:
+        figures.append(("goodput", f"{parts[PRODUCTIVE]:.0%}"))
     boxes = [element("div", element("dt", name), element("dd", value)) for name, value in figures]
     return element("dl", *boxes, class_="figures") if boxes else Html("")
 

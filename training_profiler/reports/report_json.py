@@ -12,7 +12,7 @@ from training_profiler.base.sections import LINES_IN_WORKERS
 from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import Check, losses_text
-from training_profiler.diagnosis.pauses import pauses
+from training_profiler.diagnosis.pauses import goodput, pauses
 from training_profiler.model.snapshot import AllRanksStats, EpochStats, LineStats, Pause, SectionStats, Snapshot
 from training_profiler.reports.answer import action_text
 from training_profiler.reports.verdict import checklist, saved_share, verdict
@@ -44,6 +44,8 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
             "verdict": verdict(snapshot, findings).headline,
             "training_s": snapshot.training_s,
             "after_training_s": snapshot.after_training_s,
+            "left_s": snapshot.left_s,
+            "goodput": goodput(snapshot),
             "sections": {section.name: _without(asdict(section), "name") for section in sections},
             "lines": {
                 name: [_without(asdict(line), "lines", "parts") for line in lines]
@@ -199,6 +201,8 @@ def report_schema(trials: type) -> Schema:
         "verdict": _TEXT,
         "training_s": _NUMBER,
         "after_training_s": _NUMBER,
+        "left_s": _NUMBER,
+        "goodput": _or_null(_by_name(_NUMBER)),
         "sections": _by_name(_object_of(SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
         "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),

@@ -16,7 +16,7 @@ from training_profiler.base.units import (
     three_digits,
 )
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
-from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
+from training_profiler.diagnosis.pauses import PRODUCTIVE, goodput, lost_in_long_steps_s, pauses
 from training_profiler.model.loader_workers import IDLE
 from training_profiler.model.snapshot import (
     AFTER_TRAINING,
@@ -37,6 +37,7 @@ WAIT_SHOWN_FROM: Final = 0.01  # of the time
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
 # NVML states +-5% for its power readings (nvmlDeviceGetPowerUsage) and nothing for the counter, which sums them.
 ENERGY_ERROR: Final = 0.05
+LONG_RUN_S: Final = 600.0  # from which on goodput says more than how long the start took
 OVERALL_SHOWN_BELOW: Final = 0.9  # of the steps a second in steps: then validation, checkpoints and more take time
 _FLOPS_UNITS: Final = (("TFLOP/s", 1.0), ("GFLOP/s", 1e3), ("MFLOP/s", 1e6), ("kFLOP/s", 1e9))  # how many a TFLOP/s
 
@@ -83,6 +84,10 @@ def rate_texts(snapshot: Snapshot, rates: Throughput, batches: str = "") -> Iter
         yield f"{three_digits(rates.samples_per_s)} samples/s"
     if rates.tokens_per_s is not None:
         yield f"{three_digits(rates.tokens_per_s)} tokens/s"
+    parts = goodput(snapshot)
+    if snapshot.wall_s >= LONG_RUN_S and parts is not None and parts[PRODUCTIVE] <= OVERALL_SHOWN_BELOW:
+        lost = sorted(((share, name) for name, share in parts.items() if name != PRODUCTIVE), reverse=True)
+        yield f"goodput {parts[PRODUCTIVE]:.0%} (else {lost[0][1]} {lost[0][0]:.0%}, {lost[1][1]} {lost[1][0]:.0%})"
 
 
 def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from training_profiler.base import sections as known
 from training_profiler.base.sections import key_of, name_of
 from training_profiler.base.text import PREFIX
-from training_profiler.base.units import three_digits
+from training_profiler.base.units import duration_text, three_digits
 from training_profiler.model.snapshot import (
     AFTER_TRAINING,
     BEFORE_TRAINING,
@@ -243,6 +243,11 @@ def status_text(steps: int, steps_per_s: float | None, detail: str, width: int) 
     while len(line) >= width and ", " in line:  # the smallest section comes last
         line = line.rpartition(", ")[0]
     return line if len(line) < width else shortened(line, width - 1)
+
+
+def left_text(snapshot: Snapshot) -> str:
+    """Return the time until the loop under way ends; "" where it is not known."""
+    return "" if snapshot.left_s is None else f"{duration_text(snapshot.left_s)} left"
 
 
 def largest_shares(shares: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from training_profiler.reports.console import share_rows, title_lines
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
 from training_profiler.reports.resources import loader_lines, machine_lines
-from training_profiler.reports.sections import largest_shares, status_text
+from training_profiler.reports.sections import largest_shares, left_text, status_text
 from training_profiler.reports.verdict import important
 
 ENDED: Final = "ended"
@@ -136,7 +136,8 @@ def _now(run: WatchedRun, layout: Layout) -> Iterator[str]:
         yield "no step so far"
         return
     shares = largest_shares(run.recent_shares or {})
-    yield from layout.wrap(f"last steps: {time_text(run.recent_step_s)} each{f'; {shares}' if shares else ''}")
+    left = left_text(run.snapshot) if run.state != ENDED else ""
+    yield from layout.wrap("; ".join(filter(None, (f"last steps: {time_text(run.recent_step_s)} each", left, shares))))
     yield sparkline(run.over_steps, layout)
 
 
@@ -187,5 +188,6 @@ def _ranks(snapshot: Snapshot) -> Iterator[str]:
 def progress_line(run: WatchedRun, width: int) -> str:
     """Return one line on the last steps."""
     rate = 1 / run.recent_step_s if run.recent_step_s else None
-    detail = ", ".join(filter(None, (largest_shares(run.recent_shares or {}), _age(run))))
+    left = left_text(run.snapshot) if run.state != ENDED else ""
+    detail = ", ".join(filter(None, (left, largest_shares(run.recent_shares or {}), _age(run))))
     return status_text(run.snapshot.steps, rate, detail, width)

@@ -62,6 +62,7 @@ class Work(NamedTuple):
     with_grad_count: int = 0  # those of evaluations that recorded gradients
     with_grad_ns: int = 0
     input_sizes: tuple[tuple[int, int], ...] = ()  # some updates' numbers, and the elements of a forward pass's input
+    tokens: int | None = None  # by the shapes of ids; None where no model looks up ids
 
 
 @dataclass(eq=False)
@@ -254,7 +255,9 @@ class Instrumentation:
         if detector is not None:
             count, ns = detector.phases.with_grad.pop()
             sizes = (*work.input_sizes, *detector.input_sizes.pop())
-            self._work = Work(work.with_grad_count + count, work.with_grad_ns + ns, sizes)
+            tokens = detector.input_sizes.pop_tokens(detector.updates)
+            tokens = work.tokens if tokens is None else (work.tokens or 0) + tokens
+            self._work = Work(work.with_grad_count + count, work.with_grad_ns + ns, sizes, tokens)
 
     @property
     def marks_loop(self) -> bool:

@@ -25,7 +25,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.reports.sections import largest_shares, status_text
+from training_profiler.reports.sections import largest_shares, left_text, status_text
 from training_profiler.runtime.terminal import OutputThread, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.safety.files import is_in_place, replaced_file
@@ -269,7 +269,8 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot, stats: Callable[[], Snapshot]) -> None:
         """Report on an interval; ``stats`` returns those of the run so far. Called on the primary rank."""
-        self.terminal.set_status(largest_shares({name: each.share for name, each in snapshot.sections.items()}))
+        shares = largest_shares({name: each.share for name, each in snapshot.sections.items()})
+        self.terminal.set_status(" | ".join(filter(None, (left_text(snapshot), shares))))
         if not self.terminal.status.is_active and not self.settings.is_quiet and self._is_due():
             self._printed_s, run = time.monotonic(), stats()
             self.terminal.print(render_periodic(snapshot, run, diagnose(run), self._layout()))

@@ -233,8 +233,9 @@ class Pipeline:
         synchronized = self.exchange.drain_gradient_sync(self.accumulator)
         totals, step_ns = self.accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
-        totals.tokens = self.progress.drain_tokens()
         flops, work = self.instrumentation.flops, self.instrumentation.pop_work()
+        tokens = self.progress.drain_tokens()
+        totals.tokens = work.tokens if tokens is None else tokens
         totals.flops, totals.slow_steps = flops.counted, flops.slow_steps
         totals.with_grad = work.with_grad_count, work.with_grad_ns
         for step, elements in work.input_sizes:
@@ -433,7 +434,6 @@ class Pipeline:
         """Return the statistics of the run up to the last flush."""
         return self._snapshot(
             loaders=self.loaders.all,
-            program=self._program(),
             open_sections=self.accumulator.open_sections(self.progress.thread_id),
             run_folder=self.outputs.run_folder,
             ended_by=ended_by,
@@ -444,6 +444,7 @@ class Pipeline:
         return self.sums.snapshot(
             self.health(),
             of_interval=of_interval,
+            program=self._program(),
             device=self.samplers.device.stats(),
             ranks=self.exchange.stats(self.sums.run, of_interval=of_interval),
             gradient_sync=self.exchange.gradient_sync_stats(),
@@ -469,7 +470,9 @@ class Pipeline:
         return self.outputs.report_files(snapshot, diagnose(snapshot))
 
     def _program(self) -> ProgramFacts:
-        return self.instrumentation.program_facts()._replace(
+        facts = self.instrumentation.program_facts()
+        return facts._replace(
+            has_token_ids=facts.has_token_ids and not self.progress.counts_tokens,
             compiled=self.samplers.compilations.facts(),
             cpu=self._cpu,
             epochs=self._epochs_refused()[1],

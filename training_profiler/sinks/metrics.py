@@ -9,6 +9,7 @@ from typing import Final
 
 from training_profiler.base.sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 from training_profiler.base.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
+from training_profiler.diagnosis.pauses import PRODUCTIVE, goodput
 from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.model.snapshot import (
@@ -53,6 +54,8 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
         metrics |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
         metrics |= {name: getattr(snapshot.throughput, name.replace("_second", "_s")) for name in _RATES}
+    productive = (goodput(snapshot) or {}).get(PRODUCTIVE)
+    metrics |= {"time_left": snapshot.left_s, "goodput": productive}
     return _known("profiling/", metrics)
 
 

@@ -55,6 +55,14 @@ def largest_shape(values: Any) -> tuple[int, ...]:
     return max(filter(elements_of, map(shape_of, _inside(values))), key=elements_of, default=())
 
 
+def _are_ids(values: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor of this shape has two dimensions and integers of torch's size for ids."""
+    is_matrix = len(shape) == 2
+    return is_matrix and any(
+        shape_of(value) == shape and str(value.dtype) in ("torch.int64", "torch.int32") for value in _inside(values)
+    )
+
+
 def has_channels_last(values: Any) -> bool:
     """Return whether an image among ``values`` has its channels last in memory: strides of NHWC, but not of NCHW."""
     return any(len(shape_of(value)) == IMAGE and _is_channels_last(value) for value in _inside(values))
@@ -164,6 +172,12 @@ class InputSizes(Fields):
         self.is_due = True
         self.next_update = 0
         self.rows = EvaluatedRows()
+        self.has_token_ids = False  # the model looks up ids, by its modules; known within the first update
+        self._tokens = self._token_updates = self._tokens_until = (
+            0  # of updates that were looked at, since ``pop_tokens``
+        )
+        self._tokens_an_update = 0.0
+        self._open_tokens = 0, 0  # the update under way, and its tokens so far
         self.are_channels_last = False  # images among the first inputs, in NHWC order
         self._look: Callable[[Any], None] | None = None
         self._every = EVERY
@@ -200,12 +214,34 @@ class InputSizes(Fields):
             shape = largest_shape(inputs)
         if shape:
             self.rows.add_training(shape, update)
+            if self.has_token_ids and update > 1 and _are_ids(inputs, shape):
+                self._add_tokens(update, elements_of(shape))
             if len(self._seen) < MOST:
                 self._seen.append((update, elements_of(shape)))
 
     def show_to(self, look: Callable[[Any], None]) -> None:
         """Show the inputs that are looked at from now on to ``look``, which must not raise."""
         self._look = look
+
+    def _add_tokens(self, update: int, tokens: int) -> None:
+        of_update, before = self._open_tokens
+        if update != of_update and before:
+            self._tokens, self._token_updates, before = self._tokens + before, self._token_updates + 1, 0
+        self._open_tokens = update, before + tokens
+
+    def pop_tokens(self, updates: int) -> int | None:
+        """Return the ids in the inputs of all updates since the last call, by those looked at; None where none are ids.
+
+        Args:
+            updates: how many there have been so far.
+        """
+        if self._token_updates:
+            self._tokens_an_update = self._tokens / self._token_updates
+            self._tokens = self._token_updates = 0
+        if not self._tokens_an_update:
+            return None
+        since, self._tokens_until = updates - self._tokens_until, updates
+        return round(self._tokens_an_update * since)
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""

@@ -11,6 +11,7 @@ from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import within_idle_time
 from training_profiler.model.program import CpuSpeed, OptimizerFacts, ProgramFacts
 from training_profiler.model.snapshot import PROFILER, GpuStats, Level, LineStats, MachineStats, Snapshot, Throughput
+from training_profiler.model.snapshot import StepChange as StepChange
 
 
 def run_at(utilization: float | None, samples: int = 5, **shares: float) -> Snapshot:
@@ -25,6 +26,25 @@ def shared_run(others: float | None, samples: int = 5) -> Snapshot:
     gpu = GpuStats(0, loop_utilization=Level(0.9, 1.0, 0.9), processes=three, others_utilization=taken)
     run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55})
     return replace(run, machine=MachineStats(samples=samples, gpus=(gpu,)))
+
+
+def gpu_run(busy: float = 0.9, samples: int = 10, copies: float = 0.1, **levels: float) -> Snapshot:
+    """Return a run on a device with these levels, each all the time."""
+    known = {name: Level(value, value, value) for name, value in levels.items()}
+    gpu = GpuStats(0, loop_utilization=Level(busy, 1.0, busy), **known)
+    run = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.55, "data_transfer": copies})
+    return replace(run, machine=MachineStats(samples=samples, gpus=(gpu,)))
+
+
+def hot_since(step: int, before: float) -> Snapshot:
+    run = gpu_run(throttled_heat=0.6)
+    then = gpu_run(throttled_heat=before).machine
+    assert run.step is not None
+    change = StepChange(step, step, step, 0.1, 0.2, is_abrupt=True, machine=(then, run.machine))
+    return replace(run, step=replace(run.step, change=change))
+
+
+LINK = {"pcie_width": 16.0, "pcie_most_width": 16.0, "pcie_generation": 5.0, "pcie_most_generation": 5.0}
 
 
 def test_a_device_that_others_keep_busy_is_not_this_programs_busy_device():
@@ -229,6 +249,16 @@ SAYS = {
         "without device time": busy_for(snapshot_of(MANY, steps=64, step_s=0.125), 0.25),
     },
     "shared-gpu": {"comes first": shared_run(0.61), "just over a tenth": shared_run(0.11)},
+    "gpu-throttled": {
+        "by heat": gpu_run(throttled_heat=0.4, throttled_hardware=0.4, temperature_c=88.0, clock_mhz=1100.0),
+        "by its power supply": gpu_run(throttled_heat=0.0, throttled_hardware=0.5),
+        "since a step": hot_since(60, 0.0),
+    },
+    "gpu-faults": {
+        "memory": gpu_run(ecc_errors=3.0, rows_to_remap=1.0),
+        "few lanes": gpu_run(**LINK | {"pcie_width": 4.0}),
+        "all of it": gpu_run(**LINK | {"pcie_width": 1.0}, ecc_errors=1.0),
+    },
     "full-precision": {
         "of a host that waits in a copy": busy_for(AHEAD, 0.97),
         "float32": on_gpu(),
@@ -261,6 +291,21 @@ SILENT = {
         "few samples": run_at(0.2, samples=4),
         "no monitor": snapshot_of({"forward_pass": 0.5}),
         "10 of 20 s, all of them in steps": lasting(25.0),
+    },
+    "gpu-throttled": {
+        "a tenth": gpu_run(throttled_heat=0.1),
+        "full load at the power limit, as in a laptop": gpu_run(throttled_power=1.0, throttled_heat=0.0),
+        "idle clocks at low use": gpu_run(busy=0.05, throttled_heat=0.5),
+        "few samples": gpu_run(samples=4, throttled_heat=0.9),
+        "unknown": gpu_run(temperature_c=90.0),
+    },
+    "gpu-faults": {
+        "none": gpu_run(**LINK, ecc_errors=0.0, rows_to_remap=0.0),
+        "three quarters of the lanes": gpu_run(**LINK | {"pcie_width": 12.0}),
+        "the link of a device without work": gpu_run(busy=0.1, **LINK | {"pcie_generation": 1.0}),
+        "nothing is copied": gpu_run(copies=0.01, **LINK | {"pcie_width": 4.0}),
+        "a virtual machine hides it": gpu_run(**LINK | {"pcie_width": 0.0, "pcie_generation": 0.0}),
+        "unknown": gpu_run(),
     },
     "shared-gpu": {
         "a tenth": shared_run(0.1),

@@ -161,7 +161,8 @@ def test_goodput_is_what_productive_steps_take_of_the_wall_time() -> None:
                 run.clock.advance(0.5)
     seen = run.snapshot()
     parts = goodput(seen)
-    assert parts is not None and sum(parts.values()) == pytest.approx(1.0)
+    assert parts is not None
+    assert sum(parts.values()) == pytest.approx(1.0)
     seconds = {name: part * seen.wall_s for name, part in parts.items()}
     expected = {"productive_steps": 10.0, "stalls": 0.9, "startup": 2.0, "evaluation": 3.0, "checkpoints": 1.0}
     assert seconds == pytest.approx({**expected, "warmup": 0.0, "other": 0.0}, abs=0.15)
@@ -171,7 +172,8 @@ def test_goodput_is_what_productive_steps_take_of_the_wall_time() -> None:
 def test_the_time_left_is_at_the_pace_of_the_loop() -> None:
     known = EVEN.program._replace(expected_steps=150)
     run = replace(EVEN, program=known)
-    assert run.step is not None and run.left_s == pytest.approx(50 * run.training_s / 100, rel=0.1)
+    assert run.step is not None
+    assert run.left_s == pytest.approx(50 * run.training_s / 100, rel=0.1)
     assert left_text(run).endswith(" s left")
     ended = (replace(run, steps=150), replace(run, ended_by="KeyboardInterrupt"), EVEN, replace(run, step=None))
     assert [each.left_s for each in ended] == [None] * 4

@@ -129,6 +129,18 @@ def screen(run: Snapshot, findings: Any = (), **layout: Any) -> str:
     return text[text.index("Time Distribution:") :]
 
 
+COUNTED = GpuStats(
+    0,
+    "NVIDIA H200",
+    loop_utilization=Level(1.0, 1.0, 1.0),
+    **{name: Level(value, value, value) for name, value in (
+        ("sm_active", 0.96), ("tensor_active", 0.93), ("dram_active", 0.17), ("pcie_rx_bytes_per_s", 2e9),
+        ("pcie_tx_bytes_per_s", 1e6), ("throttled_power", 0.8), ("pcie_width", 8.0), ("pcie_most_width", 16.0),
+        ("pcie_generation", 5.0), ("pcie_most_generation", 5.0),
+    )},
+)  # fmt: skip
+
+
 def first_screens() -> dict[str, Any]:
     def waiting(share: float, **changes: Any) -> Snapshot:
         """Return a run on a GPU with 4 of 10 s in no section, some of them in ``loss.item()``."""
@@ -178,6 +190,12 @@ def first_screens() -> dict[str, Any]:
             run_with(even, sections={"forward_pass": {"step_self_s": 45.0}})
         ),
         "in 40 columns": screen(gpu_run(), CHANGES, width=40),
+        "a ladder of what a GPU does": screen(
+            run_with(
+                gpu_run(), throughput=replace(rates, mfu=0.67, tflops=665.0), machine=MachineStats(9, gpus=(COUNTED,))
+            ),
+            CHANGES,
+        ),
         "what follows the training stands apart": render_final(
             run_with(gpu_run(), step={"before_s": 0.2}, sections=TAIL), CHANGES, is_full=True
         ),
@@ -486,6 +504,7 @@ def machine() -> dict[str, Any]:
         MachineStats(1, gpus=(GpuStats(0, "NVIDIA H200", 140 * GIB, level(12 * GIB), level(14 * GIB),
                                        level(15.5 * GIB), level(0.9), level(64.0), level(600.0),
                                        loop_utilization=level(0.9), others_utilization=level(0.1)),)),
+        MachineStats(1, gpus=(COUNTED,)),
         MachineStats(1, gpus=(GpuStats(1, "mps", None, level(0.5 * GIB)), GpuStats(2))),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import nvml
 from training_profiler.sampling.gpu import GpuReading, Gpus
 
 NAME = "NVIDIA H200"
@@ -34,72 +35,44 @@ class FakeCuda:
         return SimpleNamespace(**found, **({"uuid": self.uuids[index]} if self.uuids[index] else {}))
 
 
-class FakeNvml:
-    NVML_TEMPERATURE_GPU = 0
-
-    NVML_ERROR_NOT_FOUND = 6
-
-    class NVMLError(Exception):
-        def __init__(self, text: str, value: int = 0) -> None:
-            super().__init__(text)
-            self.value = value
+class FakeNvml(nvml.FakeNvml):
+    """A driver that says what processes do, and nothing of the power."""
 
     def __init__(self, uuids: tuple[str, ...] = ("GPU-a", "GPU-b"), has_driver: bool = True) -> None:
-        self.uuids, self.has_driver = uuids, has_driver
+        answers = {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=85)}
+        super().__init__({"nvmlDeviceGetPowerUsage": 3} | ({} if has_driver else {"nvmlInit": 9}), **answers)
+        self.uuids = uuids
         self.pids: list[int] = []  # that use a device
         self.busy: list[tuple[int, int, int]] = []  # what the driver has kept: process, percent, time in us
         self.busy_asked: list[int] = []  # since when
-        self.begun = self.ended = 0
-        self.power_asked = 0
 
-    def nvmlInit(self) -> None:
-        self.begun += 1
-        if not self.has_driver:
-            raise self.NVMLError("no driver")
-
-    def nvmlShutdown(self) -> None:
-        self.ended += 1
-
-    def nvmlDeviceGetCount(self) -> int:
+    def _nvmlDeviceGetCount(self) -> int:
         return len(self.uuids)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+    def _nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return self.uuids[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+    def _nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if uuid not in self.uuids:
-            raise self.NVMLError("not found")
+            raise self.NVMLError(6)
         return uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+    def _nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
         return SimpleNamespace(used={"GPU-a": 700, "GPU-b": 800, "MIG-a": 90}[handle])
 
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        return SimpleNamespace(gpu=85)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
+    def _nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
         return [SimpleNamespace(pid=pid) for pid in self.pids]
 
-    def nvmlDeviceGetProcessUtilization(self, handle: str, since_us: int) -> Any:
+    def _nvmlDeviceGetProcessUtilization(self, handle: str, since_us: int) -> Any:
         self.busy_asked.append(since_us)
         found = [SimpleNamespace(pid=pid, smUtil=part, timeStamp=us) for pid, part, us in self.busy if us > since_us]
         if not found:
-            raise self.NVMLError("not found", self.NVML_ERROR_NOT_FOUND)
+            raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
         return found
 
-    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
-        return 64
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        return 7_000_500  # mJ
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        self.power_asked += 1
-        raise self.NVMLError("not supported")
-
-
-def gpus_of(cuda: Any, nvml: Any = None) -> Gpus:
-    return Gpus({"torch": SimpleNamespace(cuda=cuda), "pynvml": nvml}.get)
+def gpus_of(cuda: Any, driver: Any = None) -> Gpus:
+    return Gpus({"torch": SimpleNamespace(cuda=cuda), "pynvml": driver}.get)
 
 
 def test_a_device_that_the_program_has_not_initialised_is_left_alone():
@@ -119,9 +92,9 @@ def test_without_a_uuid_only_a_single_device_is_known_for_sure():
 OWN, WORKER, OTHER = os.getpid(), 77_000_001, 77_000_002
 
 
-def shared(nvml: Any) -> Gpus:
+def shared(driver: Any) -> Gpus:
     return Gpus(
-        {"torch": SimpleNamespace(cuda=FakeCuda([100], ["a"])), "pynvml": nvml}.get, is_own=lambda pid: pid != OTHER
+        {"torch": SimpleNamespace(cuda=FakeCuda([100], ["a"])), "pynvml": driver}.get, is_own=lambda pid: pid != OTHER
     )
 
 
@@ -135,28 +108,28 @@ OTHERS = {
 
 @pytest.mark.parametrize("claim", OTHERS)
 def test_processes_of_a_device_and_the_time_of_others(claim):
-    nvml = FakeNvml()
-    nvml.busy, beside, expected = OTHERS[claim]
-    nvml.pids = [OWN, beside]
-    (seen,) = shared(nvml).read()
+    driver = FakeNvml()
+    driver.busy, beside, expected = OTHERS[claim]
+    driver.pids = [OWN, beside]
+    (seen,) = shared(driver).read()
     assert (seen.values["processes"], seen.values["others_utilization"]) == (2, expected)
-    assert bool(nvml.busy_asked) == (beside == OTHER)
+    assert bool(driver.busy_asked) == (beside == OTHER)
 
 
 def test_what_others_do_is_read_at_each_fifth_sample_and_since_the_last():
-    nvml = FakeNvml()
-    gpus = shared(nvml)
-    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 61, 2000), (OTHER, 61, 2000)]
+    driver = FakeNvml()
+    gpus = shared(driver)
+    driver.pids, driver.busy = [OWN, OTHER], [(OWN, 61, 2000), (OTHER, 61, 2000)]
     seen = [gpus.read()[0].values["others_utilization"] for _ in range(6)]
     assert seen == [0.425] * 5 + [0]  # nothing has run since
-    assert nvml.busy_asked == [0, 2000]
+    assert driver.busy_asked == [0, 2000]
 
 
 @pytest.mark.parametrize("pids", [[], [OTHER], [OTHER, 9]])
 def test_in_a_container_that_numbers_processes_itself_none_is_taken_for_another(pids):
-    nvml = FakeNvml()
-    nvml.pids, nvml.busy = pids, [(OTHER, 61, 2000)]
-    (seen,) = shared(nvml).read()
+    driver = FakeNvml()
+    driver.pids, driver.busy = pids, [(OTHER, 61, 2000)]
+    (seen,) = shared(driver).read()
     assert "others_utilization" not in seen.values
     assert seen.values.get("processes", 0) == len(pids)
 
@@ -164,11 +137,11 @@ def test_in_a_container_that_numbers_processes_itself_none_is_taken_for_another(
 def test_children_are_own_processes():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        nvml = FakeNvml()
+        driver = FakeNvml()
         ended = 2**22 + 5  # beyond the kernel's largest id; it counts as another
-        nvml.pids = [OWN, child.pid, os.getppid(), ended]
-        nvml.busy = [(child.pid, 90, 5), (os.getppid(), 20, 5), (ended, 30, 5)]
-        (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
+        driver.pids = [OWN, child.pid, os.getppid(), ended]
+        driver.busy = [(child.pid, 90, 5), (os.getppid(), 20, 5), (ended, 30, 5)]
+        (seen,) = gpus_of(FakeCuda([100], ["a"]), driver).read()
         assert seen.values["others_utilization"] == pytest.approx(0.85 * 50 / 140)
     finally:
         child.communicate(b"\n")
@@ -187,14 +160,17 @@ def test_memory_of_metal_devices():
 @pytest.mark.parametrize(("uuid", "of_nvml", "used_bytes"), [("b", ("GPU-a", "GPU-b"), 800), ("a", ("MIG-a",), 90)])
 def test_a_device_or_a_part_of_one_is_found_by_its_uuid(uuid, of_nvml, used_bytes):
     # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
-    nvml = FakeNvml(of_nvml)
-    gpus = gpus_of(FakeCuda([100], [uuid]), nvml)
+    driver = FakeNvml(of_nvml)
+    gpus = gpus_of(FakeCuda([100], [uuid]), driver)
     seen = [gpus.read()[0].values for _ in range(3)][-1]
     assert (seen["used_bytes"], seen["utilization"], seen["temperature_c"]) == (used_bytes, 0.85, 64)
     assert seen["energy_j"] == 7000.5
-    assert ("power_w" in seen, nvml.power_asked) == (False, 1)  # not supported, and not asked for again
+    assert ("power_w" in seen, driver.calls.count("nvmlDeviceGetPowerUsage")) == (
+        False,
+        1,
+    )  # not supported, and not asked for again
     gpus.close()
-    assert (nvml.begun, nvml.ended) == (1, 1)
+    assert (driver.calls.count("nvmlInit"), driver.calls.count("nvmlShutdown")) == (1, 1)
 
 
 def test_a_device_used_later_is_found_later():

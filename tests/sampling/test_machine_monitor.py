@@ -42,6 +42,8 @@ class FakeHost:
 
 
 class FakeGpus:
+    without_counters = ""
+
     def __init__(self) -> None:
         self.closed = 0
 

@@ -11,6 +11,7 @@ from training_profiler.model.interval import GarbageRecord, MachineRecord
 from training_profiler.model.machine import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 from training_profiler.model.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.sampling.garbage_watch import Collection
+from training_profiler.sampling.gpu import COUNTERS
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.statistics.arrays import Ints, sums_by
 from training_profiler.statistics.trend import Series
@@ -30,6 +31,7 @@ OF_LOOP: Final = ("page_faults", "pages_read", "cpu_kernel")
 COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
 UTILIZATION: Final = ".utilization"
 LOOP_UTILIZATION: Final = "loop_utilization"  # the same of steps after the first, without capture windows
+OF_STEPS: Final = frozenset(COUNTERS)  # of a stretch within settled steps alone
 GPU_LEVELS: Final = tuple(name for name, kind in GpuStats.__annotations__.items() if kind == Level | None)
 GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})
 
@@ -66,7 +68,10 @@ class MachineSums:
                 weight = sample.weights.get(quantity, 1.0)
                 if quantity == RECORDED and not _is_since(sample.at_ns, settled_ns):
                     continue
-                if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
+                counted_from_ns = sample.at_ns - weight * NS_PER_S
+                if quantity.rpartition(".")[2] in OF_STEPS and not _is_since(counted_from_ns, settled_ns):
+                    continue
+                if quantity in OF_LOOP and not _is_since(counted_from_ns, loop_begin_ns):
                     continue
                 self._add_level(quantity, (weight, weight * value, value, value))
                 # A reading of a device's utilization is the mean of a second at most.

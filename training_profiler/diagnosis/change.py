@@ -479,7 +479,8 @@ def _slower_clock(change: StepChange) -> str:
         is_busy = gpu.utilization.mean >= 0.9 * was.utilization.mean  # a device that waits lowers its clock, too
         is_slower = mhz and was_mhz / mhz - 1 >= max(0.05, CARRIES * (change.after_s / change.before_s - 1))
         if is_busy and is_slower:
-            hot = "" if gpu.temperature_c is None else f", at {gpu.temperature_c.max:.0f} degrees C"
+            held = ", held down by heat" if gpu.throttled_heat is not None and gpu.throttled_heat.mean >= 0.1 else ""
+            hot = held if gpu.temperature_c is None else f"{held}, at {gpu.temperature_c.max:.0f} degrees C"
             return f"; since then the clock of GPU {gpu.index} is {mhz:,.0f} MHz, {was_mhz:,.0f} MHz before{hot}"
     return ""
 

@@ -1,16 +1,17 @@
-"""Rules about CPU time that the training did not get, and about threads: those that hold the lock, and too few."""
+"""Rules about CPU time that the training did not get, about threads, and about accelerators that have a fault."""
 
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from training_profiler.base.sections import (
     BACKWARD_PASS,
+    DATA_TRANSFER,
     FORWARD_PASS,
     INPUT_SECTIONS,
     OPTIMIZER_STEP,
     SYNCHRONIZATION,
 )
-from training_profiler.base.units import duration_text, ms_text
+from training_profiler.base.units import counted, duration_text, ms_text
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.registry import (
@@ -24,7 +25,7 @@ from training_profiler.diagnosis.registry import (
     threshold_of,
 )
 from training_profiler.model.program import THREADS
-from training_profiler.model.snapshot import OTHER, Level, MachineStats, Snapshot
+from training_profiler.model.snapshot import OTHER, GpuStats, Level, MachineStats, Snapshot
 
 MACHINE_BUSY: Final = "machine-busy"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
@@ -370,3 +371,116 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
         free_cpus=free,
         lines=places,
     )
+
+
+COPIES_FROM: Final = 0.05  # of step time; else a slow link costs little
+WORKING_SAMPLES: Final = 5  # in which an accelerator was busy
+HEAT, HARDWARE = "heat", "hardware"
+_COOLER: Final = (
+    "Cool it: clear its air flow or raise its fans (nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows both); until then a "
+    "power limit that it can hold keeps its clock even: sudo nvidia-smi -pl WATTS"
+)
+_POWERED: Final = (
+    "Have its power supply and cables checked (nvidia-smi -q -d PERFORMANCE says which slowdown is active); until then "
+    "train on another GPU: CUDA_VISIBLE_DEVICES"
+)
+
+
+class Link(NamedTuple):
+    """A device's link to the host."""
+
+    part: float  # of the bandwidth that it may have
+    text: str
+
+
+def link_of(gpu: GpuStats) -> Link | None:
+    """Return the fastest that the link of a device was; None if unknown, as where a virtual machine hides it."""
+    levels = gpu.pcie_width, gpu.pcie_generation, gpu.pcie_most_width, gpu.pcie_most_generation
+    lanes, generation, most_lanes, newest = (0 if level is None else round(level.max) for level in levels)
+    if not (lanes and generation and most_lanes and newest):
+        return None
+    part = lanes / most_lanes * 2.0 ** (generation - newest)
+    return Link(part, f"generation {generation} x{lanes} instead of {newest} x{most_lanes}")
+
+
+def _is_at_work(snapshot: Snapshot, gpu: GpuStats) -> bool:
+    busy = gpu.loop_utilization or gpu.utilization
+    return snapshot.machine is not None and busy is not None and snapshot.machine.samples * busy.mean >= WORKING_SAMPLES
+
+
+def _throttled(gpu: GpuStats) -> dict[str, float]:
+    """Return for which part of its samples with work each cause held the clock of a device down."""
+    levels = {HEAT: gpu.throttled_heat, HARDWARE: gpu.throttled_hardware}
+    return {cause: level.mean for cause, level in levels.items() if level is not None}
+
+
+@RULES.rule(
+    "gpu-throttled", 0.10, saving=Saving.UNKNOWN, label="GPU THROTTLED", changes=(Change.OTHER_GPU,), is_risk=True
+)
+def gpu_throttled(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device whose clock heat or its power supply holds down in over 10 % of the samples with work.
+
+    Full load reaches the power limit, and a clock is low without work: neither is a fault.
+    """
+    machine = snapshot.machine
+    if machine is None or not has_enough_steps(snapshot):
+        return None
+    rows = [(part, cause, gpu) for gpu in machine.gpus for cause, part in _throttled(gpu).items()]
+    rows = [row for row in rows if row[0] > threshold and _is_at_work(snapshot, row[2])]
+    if not rows:
+        return None
+    # A slowdown by heat is one of the hardware as well.
+    part, cause, gpu = max(rows, key=lambda row: (row[1] == HEAT, row[0]))
+    clock = (
+        ""
+        if gpu.clock_mhz is None
+        else f" ({gpu.clock_mhz.mean:,.0f} MHz on average, {gpu.clock_mhz.max:,.0f} at most)"
+    )
+    hot = "" if cause != HEAT or gpu.temperature_c is None else f", at up to {gpu.temperature_c.max:.0f} degrees C"
+    since, change = "", None if snapshot.step is None else snapshot.step.change
+    before = None if change is None else change.machine[0]
+    was = (
+        [] if before is None else [_throttled(each).get(cause, 1.0) for each in before.gpus if each.index == gpu.index]
+    )
+    if change is not None and any(each <= threshold for each in was):
+        since = f", since step {change.step}"
+    what = "Heat" if cause == HEAT else "A slowdown of the hardware, such as by its power supply,"
+    return found(
+        f"{what} held the clock of GPU {gpu.index} down in {part:.0%} of the samples with work{since}{hot}{clock}",
+        {"gpu": gpu.index, "cause": cause, "part": part, "threshold": threshold},
+        _COOLER if cause == HEAT else _POWERED,
+    )
+
+
+@RULES.rule(
+    "gpu-faults",
+    threshold=0.6,  # of the bandwidth that the link to the host may have
+    saving=Saving.UNKNOWN,
+    label="GPU FAULT",
+    changes=(Change.OTHER_GPU,),
+    is_risk=True,
+)
+def gpu_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag uncorrected memory errors, rows to be remapped, and a slow link to the host where steps copy to the device.
+
+    An idle device lowers the generation of its link: the highest one of a device with work counts.
+    """
+    copies = (snapshot.share_of_step(DATA_TRANSFER) or 0.0) >= COPIES_FROM
+    for gpu in () if snapshot.machine is None or not has_enough_steps(snapshot) else snapshot.machine.gpus:
+        faults, fixes = [], []
+        if gpu.ecc_errors is not None and gpu.ecc_errors.max:
+            errors = counted(round(gpu.ecc_errors.max), "uncorrected memory error")
+            faults.append(f"{errors} (ECC) since its driver was loaded")
+        if gpu.rows_to_remap is not None and gpu.rows_to_remap.max:
+            faults.append("rows of memory that are not remapped yet, or cannot be")
+        if faults:
+            fixes.append("reset it between trainings (sudo nvidia-smi --gpu-reset), and replace it if errors come back")
+        link = link_of(gpu)
+        if link is not None and link.part < threshold and copies and _is_at_work(snapshot, gpu):
+            faults.append(f"a PCIe link of {link.text}")
+            fixes.append("reseat it, or use another slot (nvidia-smi -q -d PCIE; lspci -vv)")
+        if faults:
+            fix = "; ".join(fixes)
+            evidence = {"gpu": gpu.index, "faults": len(faults), "threshold": threshold}
+            return found(f"GPU {gpu.index} has {' and '.join(faults)}", evidence, fix[:1].upper() + fix[1:])
+    return None

@@ -44,7 +44,7 @@ class EarlySteps:
         self._repeats = RepeatedForward(program)
         self._graphs = GraphMarks(context.calls, classes_under_way)
         self._growth = GrowthWatch(program, lambda: context.detector, self._look_no_more)
-        self._length = LoopLength(self._latest_pass)
+        self._length = LoopLength(lambda: context.detector and context.detector.phases.passes.latest)
         self._gradients = GradientUse(program)
         self._frozen = FrozenForward(program)
         self._padding = Padding(program)
@@ -174,10 +174,6 @@ class EarlySteps:
                 if (detector := self._context.detector) is not None:
                     _attempt(self._length.backward_begins, frame, detector.updates, self._steps)
         self._weights.backward_begins()
-
-    def _latest_pass(self) -> Any:
-        detector = self._context.detector
-        return None if detector is None else detector.phases.passes.latest
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ Two backward passes, each the first after an update, show how many iterations of
 """
 
 import ast
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -89,9 +90,10 @@ class LoopLength:
             self._sites, self._loops, self._first = sites, None, None
 
             def read() -> None:
-                found = [loops_at(tree_of(path), name, line) for path, name, line in sites]
-                if self._sites is sites:
-                    self._loops = [] if None in found else [loops for loops in found if loops is not None]
+                with contextlib.suppress(Exception):  # no source, or one that Python cannot read
+                    found = [loops_at(tree_of(path), name, line) for path, name, line in sites]
+                    if self._sites is sites and None not in found:
+                        self._loops = [loops for loops in found if loops is not None]
 
             beside_the_training("loops", read)
         done, whole = 0.0, 1.0
@@ -122,7 +124,7 @@ class LoopLength:
 
 
 def _names_of(frame: FrameType) -> Mapping[str, Any]:
-    if not frame.f_code.co_flags & 1:  # a module's own variables: its dictionary is no copy
+    if not frame.f_code.co_flags & 1:  # a module's own variables
         return frame.f_globals
     return {**frame.f_globals, **dict(locals_of(frame))}
 

@@ -136,6 +136,22 @@ class GpuStats:
     loop_utilization: Level | None = None  # utilization from the first steps on, without capture windows
     processes: Level | None = None  # how many use it
     others_utilization: Level | None = None  # part of the time in which kernels of other programs ran, 0 to 1
+    sm_active: Level | None = None  # this and the following: counted within settled steps; part of its processors
+    tensor_active: Level | None = None  # part of the time of its processors in which tensor cores worked, 0 to 1
+    dram_active: Level | None = None  # part of its memory bandwidth
+    pcie_rx_bytes_per_s: Level | None = None  # to the device
+    pcie_tx_bytes_per_s: Level | None = None
+    nvlink_rx_bytes_per_s: Level | None = None  # over all links
+    nvlink_tx_bytes_per_s: Level | None = None
+    throttled_heat: Level | None = None  # part of the samples with work in which this held its clock down, 0 to 1
+    throttled_power: Level | None = None  # the same of its power limit, as under full load
+    throttled_hardware: Level | None = None  # the same of its power supply, or another fault
+    ecc_errors: Level | None = None  # uncorrected, since its driver was loaded
+    rows_to_remap: Level | None = None  # 1: rows of its memory have to be remapped, or could not be
+    pcie_width: Level | None = None  # lanes in use; its link may have ``pcie_most_width``
+    pcie_most_width: Level | None = None
+    pcie_generation: Level | None = None
+    pcie_most_generation: Level | None = None
 
     @property
     def held_bytes(self) -> Level | None:

@@ -41,7 +41,6 @@ from training_profiler.reports.layout import WIDTH, Layout, column_width, shorte
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
 from training_profiler.reports.resources import (
     HEADER,
-    OTHERS_SHOWN_FROM,
     after_lines,
     device_cell,
     device_lines,
@@ -52,6 +51,7 @@ from training_profiler.reports.resources import (
     pause_lines,
     rate_texts,
     startup_lines,
+    utilization_texts,
 )
 from training_profiler.reports.sections import (
     INDENT,
@@ -330,7 +330,7 @@ def _folder_line(snapshot: Snapshot) -> list[str]:
 
 def _speed(snapshot: Snapshot) -> Iterator[str]:
     """Yield how fast the training is; figures that are unknown are left out."""
-    step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
+    step, rates = snapshot.step, snapshot.throughput
     if step is not None and step.settled_count:
         unit, number = unit_of_steps(step.avg_s)
         other = f" (median {number(step.median_s)})" if step.p95_s is None else f" (p95 {number(step.p95_s)})"
@@ -339,14 +339,7 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
         yield f"step {number(step.avg_s)} {unit}{other if step.settled_count > 1 else ''}"
     if rates is not None:
         yield from rate_texts(snapshot, rates)
-        if rates.mfu is not None:
-            yield f"MFU {rates.mfu:.0%}"
-    gpus = () if machine is None else machine.gpus
-    busy = [gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None]
-    if busy:
-        shared = None if machine is None else machine.most_shared
-        others = "" if shared is None or shared[0] < OTHERS_SHOWN_FROM else f" (others {shared[0]:.0%})"
-        yield f"GPU busy {sum(busy) / len(busy):.0%}{others}"
+    yield from utilization_texts(snapshot)
 
 
 def _text(lines: list[str], layout: Layout) -> str:

@@ -192,6 +192,7 @@ def _machine(series: RankSeries) -> list[dict[str, Any]]:
     at_s = [_rounded((stretch.end_ns - series.begin_ns) / NS_PER_S) for stretch in stretches]
     known = sorted({name for stretch in stretches for name in stretch.levels})
     gpus = [name for name in known if name.startswith("gpu") and name.endswith(".utilization")]
+    active = [name for name in known if name.startswith("gpu") and name.endswith("_active")]
     memory = [name for name in known if name.startswith("gpu") and name.endswith(".used_bytes")]
     memory = memory or [name for name in known if name.startswith("gpu") and name.endswith(".reserved_bytes")]
     charts = (
@@ -199,6 +200,12 @@ def _machine(series: RankSeries) -> list[dict[str, Any]]:
         ("Shares of the time", "%", _CPU, 0.01),
         ("Memory", "GiB", _RAM, BYTES_PER_GIB),
         ("Accelerators busy", "%", {name: name.partition(".")[0] for name in gpus}, 0.01),
+        (
+            "Active parts of accelerators",
+            "%",
+            {name: name.replace(".", " ").replace("_", " ") for name in active},
+            0.01,
+        ),
         ("Accelerator memory", "GiB", {name: name.partition(".")[0] for name in memory}, BYTES_PER_GIB),
     )
     return [

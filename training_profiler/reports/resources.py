@@ -7,6 +7,7 @@ from typing import Final
 from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.units import (
     BYTES_PER_GIB,
+    BYTES_PER_MIB,
     MS_PER_S,
     S_PER_HOUR,
     bytes_text,
@@ -16,6 +17,7 @@ from training_profiler.base.units import (
     three_digits,
 )
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.diagnosis.machine import link_of
 from training_profiler.diagnosis.pauses import PRODUCTIVE, goodput, lost_in_long_steps_s, pauses
 from training_profiler.model.loader_workers import IDLE
 from training_profiler.model.snapshot import (
@@ -34,6 +36,8 @@ from training_profiler.reports.layout import Layout, column_width, fitting, sent
 from training_profiler.reports.sections import WITHOUT_START, largest_shares, table_label
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
+RATE_SHOWN_FROM: Final = 10 * BYTES_PER_MIB  # a second
+POWER_SHOWN_FROM: Final = 0.1
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
 # NVML states +-5% for its power readings (nvmlDeviceGetPowerUsage) and nothing for the counter, which sums them.
 ENERGY_ERROR: Final = 0.05
@@ -90,6 +94,28 @@ def rate_texts(snapshot: Snapshot, rates: Throughput, batches: str = "") -> Iter
         yield f"goodput {parts[PRODUCTIVE]:.0%} (else {lost[0][1]} {lost[0][0]:.0%}, {lost[1][1]} {lost[1][0]:.0%})"
 
 
+def utilization_texts(snapshot: Snapshot) -> Iterator[str]:
+    """Yield how busy accelerators are, from the time in which any kernel ran to the model's FLOPs, as one ladder."""
+    rates, machine = snapshot.throughput, snapshot.machine
+    gpus = () if machine is None else machine.gpus
+    busy = [gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None]
+    ladder = []
+    if busy:
+        shared = None if machine is None else machine.most_shared
+        others = "" if shared is None or shared[0] < OTHERS_SHOWN_FROM else f" (others {shared[0]:.0%})"
+        ladder.append(f"GPU busy {sum(busy) / len(busy):.0%}{others}")
+        for what in ("SM active", "tensor cores"):
+            known = [level.mean for gpu in gpus if (level := dict(active_units(gpu))[what]) is not None]
+            ladder += [f"{what} {sum(known) / len(known):.0%}"] if known else []
+    if rates is not None and rates.mfu is not None:
+        if len(ladder) < 2:
+            yield f"MFU {rates.mfu:.0%}"
+        else:
+            ladder.append(f"MFU {rates.mfu:.0%}")
+    if ladder:
+        yield " > ".join(ladder)
+
+
 def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
     batches = ""
     if rates.batches_per_s is not None and f"{rates.batches_per_s:.3g}" != f"{rates.steps_per_s:.3g}":
@@ -129,6 +155,13 @@ def _ram(machine: MachineStats) -> Iterator[str]:
         yield f"host {of(machine.ram_host_bytes, machine.ram_host_total_bytes)}"
 
 
+def active_units(gpu: GpuStats) -> Iterator[tuple[str, Level | None]]:
+    """Yield the parts of a device that work, each a share of its time, and what its counters say of it."""
+    yield "SM active", gpu.sm_active
+    yield "tensor cores", gpu.tensor_active
+    yield "memory bandwidth", gpu.dram_active
+
+
 def _gpu_line(gpu: GpuStats) -> str:
     levels = (
         ("allocated", gpu.allocated_bytes),
@@ -142,6 +175,18 @@ def _gpu_line(gpu: GpuStats) -> str:
         others = gpu.others_utilization
         by = "" if others is None or others.mean < OTHERS_SHOWN_FROM else f", of other programs {others.mean:.0%}"
         parts.append(f"busy {gpu.loop_utilization.mean:.0%} of the time{by}")
+    active = [f"{what} {level.mean:.0%}" for what, level in active_units(gpu) if level is not None]
+    parts += [", ".join(active)] if active else []
+    for link, rx, tx in (
+        ("PCIe", gpu.pcie_rx_bytes_per_s, gpu.pcie_tx_bytes_per_s),
+        ("NVLink", gpu.nvlink_rx_bytes_per_s, gpu.nvlink_tx_bytes_per_s),
+    ):
+        if rx is not None and tx is not None and max(rx.mean, tx.mean) >= RATE_SHOWN_FROM:
+            parts.append(f"{link} {bytes_text(rx.mean)}/s in, {bytes_text(tx.mean)}/s out")
+    if (pcie := link_of(gpu)) is not None and pcie.part < 1:
+        parts.append(f"PCIe of {pcie.text}")
+    if gpu.throttled_power is not None and gpu.throttled_power.mean >= POWER_SHOWN_FROM:
+        parts.append(f"at its power limit in {gpu.throttled_power.mean:.0%} of the samples")
     if gpu.temperature_c is not None:
         parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
     if gpu.power_w is not None:

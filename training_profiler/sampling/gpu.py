@@ -1,8 +1,10 @@
-"""Memory of accelerators from torch's allocator, and Nvidia's readings from NVML. Initialises no device."""
+"""Memory of accelerators from torch's allocator, and NVML's readings and counters. Initialises no device."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -13,7 +15,27 @@ SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the
 ENERGY: Final = "energy_j"  # since the driver was loaded; the other readings are of the moment
 PROCESSES: Final = "processes"  # that have work or memory on the device
 OTHERS: Final = "others_utilization"  # part of the time in which kernels of other programs ran
-SAMPLES_PER_READING: Final = 5  # of what each process does, which takes the driver 2 ms; all others take 0.1 ms
+SAMPLES_PER_READING: Final = 5  # of what takes the driver 2 ms: processes and counters; all others take 0.1 ms
+# NVML's counters (GPM) by the field of ``GpuStats``, with what one of its units is.
+COUNTERS: Final = {
+    "sm_active": ("SM_UTIL", 0.01),
+    "tensor_active": ("ANY_TENSOR_UTIL", 0.01),
+    "dram_active": ("DRAM_BW_UTIL", 0.01),
+    "pcie_rx_bytes_per_s": ("PCIE_RX_PER_SEC", 2.0**20),
+    "pcie_tx_bytes_per_s": ("PCIE_TX_PER_SEC", 2.0**20),
+    "nvlink_rx_bytes_per_s": ("NVLINK_TOTAL_RX_PER_SEC", 2.0**20),
+    "nvlink_tx_bytes_per_s": ("NVLINK_TOTAL_TX_PER_SEC", 2.0**20),
+}
+COUNTED_S: Final = "counted_s"  # how long the counters of a reading counted
+IDLE: Final = 0x1  # a bit of the reasons for the clock, which says nothing while the device has no work
+# Bits by the field of ``GpuStats``: software and hardware; the cap; a slowdown for any cause and by the power supply.
+REASONS: Final = {"throttled_heat": 0x20 | 0x40, "throttled_power": 0x4, "throttled_hardware": 0x8 | 0x80}
+WHY_NOT: Final = {
+    3: "this GPU has none (Hopper and newer have)",
+    4: "this user may not read them",
+    13: "the driver is older than they are",
+    15: "the GPU is lost",
+}
 
 
 class GpuReading(NamedTuple):
@@ -23,6 +45,51 @@ class GpuReading(NamedTuple):
     name: str
     total_bytes: int | None
     values: dict[str, float]  # by the field of ``GpuStats``
+
+
+class GpuCounters:
+    """Counts what units of a device do, from one reading to the next.
+
+    Raises:
+        NVMLError, AttributeError: the device, its driver or this pynvml has no counters.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        is_part = nvml.nvmlDeviceIsMigDeviceHandle(handle)
+        if is_part or not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        self._nvml, self._handle = nvml, handle
+        self._ids = [getattr(nvml, f"NVML_GPM_METRIC_{name}") for name, _ in COUNTERS.values()]
+        self._request = nvml.c_nvmlGpmMetricsGet_t()
+        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self._ids)
+        for at, id in enumerate(self._ids):
+            self._request.metrics[at].metricId = id
+        self._samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
+        self._sampled_s = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return what was counted since the last call; nothing of the first one, and of what this device lacks."""
+        older, newer = self._samples
+        before_s, self._sampled_s = self._sampled_s, perf_counter()
+        self._nvml.nvmlGpmSampleGet(self._handle, newer)
+        self._samples = [newer, older]
+        if not before_s:
+            return {}
+        self._request.sample1, self._request.sample2 = older, newer
+        self._nvml.nvmlGpmMetricsGet(self._request)
+        metrics = zip(COUNTERS.items(), self._request.metrics, strict=False)
+        found = {
+            name: metric.value * unit
+            for (name, (_, unit)), metric in metrics
+            if metric.nvmlReturn == 0 and math.isfinite(metric.value)
+        }
+        return found | {COUNTED_S: self._sampled_s - before_s}
+
+    def close(self) -> None:
+        """Give the samples back."""
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples = []
 
 
 class Gpus:
@@ -38,6 +105,8 @@ class Gpus:
         self._others: dict[int, tuple[float, int]] = {}  # index -> read last, and the driver's time of that, in us
         self._used: dict[int, tuple[str, int | None]] = {}  # index -> name, bytes
         self._handles: dict[int, Any] = {}  # of NVML
+        self._counters: dict[int, GpuCounters | None] = {}  # by index; None of a device without
+        self.without_counters = ""  # why a device has none
         self._unsupported: set[tuple[int, str]] = set()
         self._has_nvml: bool | None = None  # not known yet
         self._samples = 0
@@ -55,8 +124,10 @@ class Gpus:
     def close(self) -> None:
         """Shut NVML down."""
         if self._has_nvml:
+            for counters in filter(None, self._counters.values()):
+                counters.close()
             self._modules("pynvml").nvmlShutdown()
-        self._has_nvml, self._handles = None, {}
+        self._has_nvml, self._handles, self._counters = None, {}, {}
 
     def _read(
         self, backend: Backend, read_memory: Callable[[Any, int], dict[str, float]], module: Any
@@ -71,9 +142,11 @@ class Gpus:
         self._samples += 1
         readings = []
         for index, (name, total_bytes) in self._used.items():
-            found = {quantity: self._ask(index, quantity, read) for quantity, read in _READ.items()}
+            read_now = _READ | (_READ_SELDOM if self._is_due else {})
+            found = {quantity: self._ask(index, quantity, read) for quantity, read in read_now.items()}
             values = read_memory(module, index) | {name: value for name, value in found.items() if value is not None}
-            values |= dict(self._of_processes(index))
+            values |= dict(self._of_processes(index)) | self._of_reasons(index)
+            values |= self._of_counters(index) if self._is_due else {}
             readings.append(GpuReading(index, name, total_bytes, values))
         return readings
 
@@ -104,6 +177,32 @@ class Gpus:
             self._unsupported.add((index, quantity))
             return None
 
+    @property
+    def _is_due(self) -> bool:
+        return self._samples % SAMPLES_PER_READING == 1
+
+    def _of_reasons(self, index: int) -> dict[str, float]:
+        """Return which reasons hold the clock down, 1 or 0 each; nothing while the device is idle."""
+        reasons = self._ask(index, "reasons", _clock_reasons)
+        known = reasons is not None and not reasons & IDLE
+        return {name: float(bool(reasons & bits)) for name, bits in REASONS.items()} if known else {}
+
+    def _of_counters(self, index: int) -> dict[str, float]:
+        handle, nvml = self._handles.get(index), self._modules("pynvml")
+        if handle is None or self._counters.get(index, 0) is None:
+            return {}
+        try:
+            if index not in self._counters:
+                self._counters[index] = GpuCounters(nvml, handle)
+            counters = self._counters[index]
+            return {} if counters is None else counters.read()
+        except (nvml.NVMLError, AttributeError) as error:
+            self._counters[index] = None
+            is_old = isinstance(error, AttributeError)
+            why = WHY_NOT.get(getattr(error, "value", 0), str(error))
+            self.without_counters = "nvidia-ml-py is older than they are" if is_old else why
+            return {}
+
     def _of_processes(self, index: int) -> Iterator[tuple[str, float]]:
         """Yield how many processes use the device, and how much of its time others take, if any others are known."""
         running = self._ask(index, PROCESSES, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
@@ -119,7 +218,7 @@ class Gpus:
         if not others:
             yield OTHERS, 0.0
             return
-        if self._samples % SAMPLES_PER_READING == 1 or index not in self._others:
+        if self._is_due or index not in self._others:
             _, since_us = self._others.pop(index, (0.0, 0))
             busy = self._ask(index, OTHERS, lambda nvml, handle: _busy_with(others, nvml, handle, since_us))
             if busy is None:
@@ -166,6 +265,26 @@ _READ: Final[dict[str, Callable[[Any, Any], float]]] = {
     "clock_mhz": lambda nvml, handle: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     ENERGY: lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
 }
+
+
+_READ_SELDOM: Final[dict[str, Callable[[Any, Any], float]]] = {
+    "ecc_errors": lambda nvml, handle: float(
+        nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    ),
+    "rows_to_remap": lambda nvml, handle: float(any(nvml.nvmlDeviceGetRemappedRows(handle)[2:])),
+    "pcie_width": lambda nvml, handle: float(nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+    "pcie_most_width": lambda nvml, handle: float(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+    "pcie_generation": lambda nvml, handle: float(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+    "pcie_most_generation": lambda nvml, handle: float(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+}
+
+
+def _clock_reasons(nvml: Any, handle: Any) -> int:
+    newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # the name since driver 535
+    try:
+        return int((newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+    except nvml.NVMLError:  # a library that is newer than the driver
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.safety.fault_guard import MACHINE, BackgroundThread, Guard, Pace, unlimited
-from training_profiler.sampling.gpu import ENERGY, Gpus
+from training_profiler.sampling.gpu import COUNTED_S, COUNTERS, ENERGY, Gpus
 from training_profiler.sampling.host import Container, Host, HostReading, find_container, read_usage
 from training_profiler.sampling.run_queue import PageFaults, RunQueue
 
@@ -37,6 +37,7 @@ def page_cost_s(cpu_ns: Callable[[], int] = time.thread_time_ns) -> float:
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
 FIRST_SAMPLES: Final = 30  # at any cost: rules about the machine need some in a short run, too
+STUCK_S: Final = 10.0  # for a sample, which takes milliseconds
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes one more sample
 MANY_FAULTS: Final = 1000  # a second; fewer cost less than 1 %, so what one costs does not matter
 LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel counts in hundredths of a second
@@ -79,6 +80,7 @@ class MachineSampler:
         self._thread: BackgroundThread | None = None
         self._ended_cpu_ns = 0  # of threads that have ended
         self._reader: MachineReader | None = None
+        self._begun_ns = 0  # when the sample under way began
         self._missing: str | None = None  # a package
 
     @property
@@ -129,7 +131,12 @@ class MachineSampler:
             return f"{PART}: package {self._missing} is not installed; pip install {self._missing}"
         if not self.samples:
             return None
-        return f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
+        text = f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
+        without = self._reader and self._reader.gpus.without_counters
+        stuck_s = (self._clock() - self._begun_ns) / NS_PER_S if self._begun_ns else 0.0
+        if stuck_s >= STUCK_S:
+            return f"{PART}: no figures for {time_text(stuck_s)}, a driver or disk does not respond"
+        return f"{text}; no GPU counters: {without}" if without else text
 
     def _start(self) -> None:
         # Import on this thread: a fork during an import on another thread would leave a lock held.
@@ -154,7 +161,9 @@ class MachineSampler:
         free = FIRST_SAMPLES if self._is_paced else sys.maxsize
         try:
             while True:
+                self._begun_ns = self._clock()
                 sample = reader.sample()
+                self._begun_ns = 0
                 if len(self._waiting) < MOST_WAITING:
                     self._waiting.append(sample)
                 self.samples += 1
@@ -218,7 +227,9 @@ class MachineReader:
             sample.values["recorded"] = float(bool(getattr(profilers, "_is_profiler_enabled", False)))
         for gpu in self.gpus.read():
             self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values.pop(ENERGY, None))
+            counted_s = gpu.values.pop(COUNTED_S, 0.0)
             sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in gpu.values.items()})
+            sample.weights.update({f"gpu{gpu.device}.{name}": counted_s for name in COUNTERS if counted_s})
             sample.facts[f"gpu{gpu.device}.name"] = gpu.name
             if gpu.total_bytes is not None:
                 sample.facts[f"gpu{gpu.device}.total_bytes"] = gpu.total_bytes

@@ -160,6 +160,13 @@ def _machine_metrics(machine: MachineStats, ram_limit: float, gpu_limit: float) 
         metrics |= {
             f"{name}_memory_allocated_gb": _mean(gpu.allocated_bytes, unit=BYTES_PER_GB),
             f"{name}_utilization": _mean(gpu.utilization, 100),
+            **{
+                f"{name}_{unit}_active": _mean(getattr(gpu, f"{unit}_active"), 100) for unit in ("sm", "tensor", "dram")
+            },
+            **{
+                f"{name}_{link}_gb_per_second": _mean(getattr(gpu, f"{link}_bytes_per_s"), unit=BYTES_PER_GB)
+                for link in ("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx")
+            },
             f"{name}_memory_utilization": None if share is None else 100 * share,
             **_pressure(share, gpu_limit, f"bottleneck_{name}_memory", f"{name}_memory_pressure"),
         }

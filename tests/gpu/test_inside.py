@@ -1,0 +1,39 @@
+"""The counters of a real GPU say what known work does; a table shows what was measured and what is expected."""
+
+import pytest
+
+from tests.gpu.running import run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+MOST_CPU_MS = 1.0  # of a sample, on average
+# Work, counter, and its least and most: on an H200 0.96, 0.93, 0.17; 0.96, 0; 0.86; 0 (driver 580).
+EXPECTED = (
+    ("bfloat16", "sm_active", 0.85, 1.0),
+    ("bfloat16", "tensor_active", 0.6, 1.0),
+    ("bfloat16", "dram_active", 0.02, 0.6),
+    ("float32", "sm_active", 0.85, 1.0),
+    ("float32", "tensor_active", 0.0, 0.02),
+    ("copy on the device", "dram_active", 0.6, 1.0),
+    ("copy from the host", "sm_active", 0.0, 0.05),
+    ("idle", "sm_active", 0.0, 0.02),
+)
+COPY, WITHIN = "copy from the host", 0.15  # of the bytes that the program counts itself
+
+
+def test_counters_say_what_known_work_does(tmp_path, kind):
+    if kind != "cuda":
+        pytest.skip(f"NVML has no counters of {kind}")
+    result = run(tmp_path, "inside", profile="0")
+    if not result["found"]:
+        pytest.skip(f"{result['device']}: no counters, {result['why']}")
+    found = result["found"]
+    copied, counted = found[COPY]["copied_bytes_per_s"], found[COPY]["pcie_rx_bytes_per_s"]
+    rows = [(work, name, found[work][name], low, high) for work, name, low, high in EXPECTED]
+    rows.append((COPY, "pcie_rx_bytes_per_s", counted, (1 - WITHIN) * copied, (1 + WITHIN) * copied))
+    rows.append(("reading", "CPU ms", result["cpu_ms"], 0.0, MOST_CPU_MS))
+    print(f"{result['device']}\n{'work':20} {'figure':20} {'measured':>12} {'from':>12} {'to':>12} within")
+    for work, name, measured, low, high in rows:
+        print(f"{work:20} {name:20} {measured:12.4g} {low:12.4g} {high:12.4g} {low <= measured <= high}")
+    print("last reading:", result["last"])
+    assert [row for row in rows if not row[3] <= row[2] <= row[4]] == []

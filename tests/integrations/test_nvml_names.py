@@ -22,7 +22,11 @@ def test_names_and_numbers_are_those_of_the_package():
 
 
 def test_a_request_has_the_fields_of_the_structure():
-    request, ours = pynvml.c_nvmlGpmMetricsGet_t(), fake.FakeNvml().c_nvmlGpmMetricsGet_t()
+    sample = pynvml.c_nvmlGpmSample_t()
+    request, ours = pynvml.c_nvmlGpmMetricsGet_t(1, 7, sample, sample), fake.FakeNvml().c_nvmlGpmMetricsGet_t()
     assert {name for name, _ in request._fields_} == set(vars(ours))
     assert len(request.metrics) == len(ours.metrics) or len(request.metrics) > max(fake.H200_COUNTERS)
+    request.metrics[0] = pynvml.c_nvmlGpmMetric_t(5)
+    assert (request.numMetrics, request.metrics[0].metricId) == (7, 5)
+    assert [name for name, _ in request._fields_] == list(vars(ours))
     assert vars(ours.metrics[0]).keys() <= {name for name, _ in request.metrics[0]._fields_}

@@ -87,9 +87,12 @@ class FakeNvml:
     def _nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         return uuid
 
-    def c_nvmlGpmMetricsGet_t(self) -> Any:
-        metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(477)]
-        return SimpleNamespace(version=0, numMetrics=0, sample1=None, sample2=None, metrics=metrics)
+    def c_nvmlGpmMetric_t(self, id: int = 0) -> Any:
+        return SimpleNamespace(metricId=id, nvmlReturn=0, value=0.0)
+
+    def c_nvmlGpmMetricsGet_t(self, version: int = 0, number: int = 0, older: Any = None, newer: Any = None) -> Any:
+        metrics = [self.c_nvmlGpmMetric_t() for _ in range(477)]
+        return SimpleNamespace(version=version, numMetrics=number, sample1=older, sample2=newer, metrics=metrics)
 
     def _nvmlGpmSampleAlloc(self) -> Any:
         self.samples += 1

@@ -386,21 +386,14 @@ _POWERED: Final = (
 )
 
 
-class Link(NamedTuple):
-    """A device's link to the host."""
-
-    part: float  # of the bandwidth that it may have
-    text: str
-
-
-def link_of(gpu: GpuStats) -> Link | None:
-    """Return the fastest that the link of a device was; None if unknown, as where a virtual machine hides it."""
+def link_of(gpu: GpuStats) -> tuple[float, str]:
+    """Return the part that a device's link to the host has of its most bandwidth, and its text; 1 if unknown."""
     levels = gpu.pcie_width, gpu.pcie_generation, gpu.pcie_most_width, gpu.pcie_most_generation
     lanes, generation, most_lanes, newest = (0 if level is None else round(level.max) for level in levels)
     if not (lanes and generation and most_lanes and newest):
-        return None
+        return 1.0, ""  # such as where a virtual machine hides it
     part = lanes / most_lanes * 2.0 ** (generation - newest)
-    return Link(part, f"generation {generation} x{lanes} instead of {newest} x{most_lanes}")
+    return part, f"generation {generation} x{lanes} instead of {newest} x{most_lanes}"
 
 
 def _is_at_work(snapshot: Snapshot, gpu: GpuStats) -> bool:
@@ -475,9 +468,9 @@ def gpu_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             faults.append("rows of memory that are not remapped yet, or cannot be")
         if faults:
             fixes.append("reset it between trainings (sudo nvidia-smi --gpu-reset), and replace it if errors come back")
-        link = link_of(gpu)
-        if link is not None and link.part < threshold and copies and _is_at_work(snapshot, gpu):
-            faults.append(f"a PCIe link of {link.text}")
+        part, text = link_of(gpu)
+        if part < threshold and copies and _is_at_work(snapshot, gpu):
+            faults.append(f"a PCIe link of {text}")
             fixes.append("reseat it, or use another slot (nvidia-smi -q -d PCIE; lspci -vv)")
         if faults:
             fix = "; ".join(fixes)

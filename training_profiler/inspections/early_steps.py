@@ -184,6 +184,7 @@ class EarlySteps:
     def stop(self) -> None:
         """Restore the detector for good."""
         self._end()
+        self._length.stop()
         self._again.stop()
 
     def _end(self) -> None:

@@ -108,10 +108,13 @@ def _marked(tensors: Any) -> list[weakref.ref[_Mark]]:
     return marks
 
 
-def beside_the_training(name: str, read: Callable[[], None]) -> None:
+def beside_the_training(name: str, read: Callable[[], None]) -> BackgroundThread | None:
     """Read source on a thread of its own: the disk that it is on may not respond."""
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        BackgroundThread(name, lambda thread: read(), lambda part, begin: begin(), "").start()
+        thread = BackgroundThread(name, lambda thread: read(), lambda part, begin: begin(), "")
+        thread.start()
+        return thread
+    return None
 
 
 def tree_of(path: str) -> ast.Module:

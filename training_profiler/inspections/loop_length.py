@@ -20,6 +20,8 @@ from training_profiler.inspections.inspection import (
 )
 from training_profiler.inspections.kept_graphs import beside_the_training, tree_of
 
+MOST_READS: Final = 3  # of source, where backward passes begin at several lines
+PATIENCE_S: Final = 1.0
 APART: Final = 8  # updates between the two backward passes: as many as gradients are often accumulated
 # Packages whose functions call the program, once and not in a loop.
 _OF_COMMANDS: Final = ("absl", "accelerate", "click", "fire", "hydra", "jsonargparse", "typer", "_pytest", "pluggy")
@@ -44,6 +46,8 @@ class LoopLength:
         self._loops: list[list[Loop]] | None = None  # of each; None while they are not known
         self._first: tuple[float, int, int] | None = None  # iterations done, updates, steps
         self._updates = -1
+        self._reads = MOST_READS
+        self._reading: Any = None  # a thread
         self.expected_steps = 0  # in the whole loop, 0 while unknown
 
     def backward_begins(self, frame: FrameType | None, updates: int, steps: int) -> None:
@@ -66,6 +70,11 @@ class LoopLength:
             so_far = updates * (steps - self._first[2]) / (updates - self._first[1])
             self.expected_steps = round(so_far + (whole - done) * a_step)
 
+    def stop(self) -> None:
+        """Wait a moment for the thread that reads source, if there is one."""
+        if self._reading is not None:
+            self._reading.join(PATIENCE_S)
+
     def _counted(self, frame: FrameType | None) -> Counted | None:
         frames, is_within = [], False
         for _ in range(MOST_FRAMES):
@@ -86,7 +95,8 @@ class LoopLength:
 
     def _of_loops(self, frames: list[FrameType]) -> Counted | None:
         sites = [(each.f_code.co_filename, each.f_code.co_name, each.f_lineno) for each in frames]
-        if sites != self._sites:
+        if sites != self._sites and self._reads:
+            self._reads -= 1
             self._sites, self._loops, self._first = sites, None, None
 
             def read() -> None:
@@ -95,9 +105,9 @@ class LoopLength:
                     if self._sites is sites and None not in found:
                         self._loops = [loops for loops in found if loops is not None]
 
-            beside_the_training("loops", read)
+            self._reading = beside_the_training("loops", read)
         done, whole = 0.0, 1.0
-        for frame, loops in zip(frames, self._loops or (), strict=False):
+        for frame, loops in zip(frames, self._loops or () if sites == self._sites else (), strict=False):
             for loop in loops:
                 counted = self._of_loop(loop, frame)
                 if counted is None:

@@ -74,7 +74,8 @@ class ProgramReader:
                     self._seen.add(id(module))
                     self._look_for_table(module)
                     self._look_for_convolutions(torch, module)
-                    detector.input_sizes.has_token_ids |= _looks_up_tokens(module)
+                    if _looks_up_tokens(module):
+                        detector.input_sizes.count_tokens()
             self._finds_anomalies |= torch.is_anomaly_enabled()
             call_ends(call, module)
 

@@ -311,9 +311,7 @@ class Snapshot:
     # The same without warm-up, where there was one and enough samples are known after it.
     settled_lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
-    batch_parts: Mapping[str, float] = field(
-        default_factory=dict
-    )  # batches in the training itself: fetch, ... -> share
+    batch_parts: Mapping[str, float] = field(default_factory=dict)  # of batches made in the training -> share
     unsampled_waits: tuple[UnsampledWait, ...] = ()  # the longest first
     startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None
@@ -377,12 +375,11 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """Time until the loop under way ends, at this stretch's pace with all between steps; None if not known."""
-        step, steps_left = self.step, self.program.expected_steps - self.steps
-        settled = 0 if step is None else self.steps - self.first_step - step.warmup_count
-        if step is None or settled <= 0 or steps_left <= 0 or self.ended_by is not None:
+        """Time until the loop under way ends, at this stretch's pace with all between steps; None if unknown."""
+        step, left = self.step, self.program.expected_steps - self.steps
+        if step is None or step.settled_count <= 0 or left <= 0 or self.ended_by is not None:
             return None
-        return steps_left * max(0.0, self.training_s - step.warmup_s) / settled
+        return left * max(0.0, self.training_s - step.warmup_s) / step.settled_count
 
     @property
     def after_training_s(self) -> float:

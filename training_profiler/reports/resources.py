@@ -183,8 +183,8 @@ def _gpu_line(gpu: GpuStats) -> str:
     ):
         if rx is not None and tx is not None and max(rx.mean, tx.mean) >= RATE_SHOWN_FROM:
             parts.append(f"{link} {bytes_text(rx.mean)}/s in, {bytes_text(tx.mean)}/s out")
-    if (pcie := link_of(gpu)) is not None and pcie.part < 1:
-        parts.append(f"PCIe of {pcie.text}")
+    part, link_text = link_of(gpu)
+    parts += [f"PCIe of {link_text}"] if part < 1 else []
     if gpu.throttled_power is not None and gpu.throttled_power.mean >= POWER_SHOWN_FROM:
         parts.append(f"at its power limit in {gpu.throttled_power.mean:.0%} of the samples")
     if gpu.temperature_c is not None:

@@ -234,10 +234,8 @@ class Pipeline:
         totals, step_ns = self.accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
         flops, work = self.instrumentation.flops, self.instrumentation.pop_work()
-        tokens = self.progress.drain_tokens()
-        totals.tokens = work.tokens if tokens is None else tokens
-        totals.flops, totals.slow_steps = flops.counted, flops.slow_steps
-        totals.with_grad = work.with_grad_count, work.with_grad_ns
+        totals.tokens = self.progress.drain_tokens() if self.progress.counts_tokens else work.tokens
+        totals.flops, totals.slow_steps, totals.with_grad = flops.counted, flops.slow_steps, work[:2]
         for step, elements in work.input_sizes:
             totals.input_sizes.add(step, elements)
         self.sums.add(totals, step_ns)
@@ -470,8 +468,7 @@ class Pipeline:
         return self.outputs.report_files(snapshot, diagnose(snapshot))
 
     def _program(self) -> ProgramFacts:
-        facts = self.instrumentation.program_facts()
-        return facts._replace(
+        return (facts := self.instrumentation.program_facts())._replace(
             has_token_ids=facts.has_token_ids and not self.progress.counts_tokens,
             compiled=self.samplers.compilations.facts(),
             cpu=self._cpu,

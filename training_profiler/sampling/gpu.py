@@ -60,10 +60,6 @@ class GpuCounters:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         self._nvml, self._handle = nvml, handle
         self._ids = [getattr(nvml, f"NVML_GPM_METRIC_{name}") for name, _ in COUNTERS.values()]
-        self._request = nvml.c_nvmlGpmMetricsGet_t()
-        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self._ids)
-        for at, id in enumerate(self._ids):
-            self._request.metrics[at].metricId = id
         self._samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self._sampled_s = 0.0
 
@@ -75,9 +71,12 @@ class GpuCounters:
         self._samples = [newer, older]
         if not before_s:
             return {}
-        self._request.sample1, self._request.sample2 = older, newer
-        self._nvml.nvmlGpmMetricsGet(self._request)
-        metrics = zip(COUNTERS.items(), self._request.metrics, strict=False)
+        nvml, count = self._nvml, len(self._ids)
+        request = nvml.c_nvmlGpmMetricsGet_t(nvml.NVML_GPM_METRICS_GET_VERSION, count, older, newer)
+        for at, id in enumerate(self._ids):
+            request.metrics[at] = nvml.c_nvmlGpmMetric_t(id)
+        nvml.nvmlGpmMetricsGet(request)
+        metrics = zip(COUNTERS.items(), request.metrics, strict=False)
         found = {
             name: metric.value * unit
             for (name, (_, unit)), metric in metrics

@@ -223,6 +223,10 @@ class InputSizes(Fields):
         """Show the inputs that are looked at from now on to ``look``, which must not raise."""
         self._look = look
 
+    def count_tokens(self) -> None:
+        """Count ids among the inputs from the next update on."""
+        self.has_token_ids = True
+
     def _add_tokens(self, update: int, tokens: int) -> None:
         of_update, before = self._open_tokens
         if update != of_update and before:

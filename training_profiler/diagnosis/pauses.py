@@ -280,10 +280,7 @@ _GROUPS: Final = {VALIDATION_EPOCH: "evaluation", CHECKPOINTING: "checkpoints"} 
 
 
 def goodput(snapshot: Snapshot) -> dict[str, float] | None:
-    """Return the parts of the wall time, which add up to 1: productive steps and what is none; None without steps.
-
-    Warm-up and long steps ("stalls") count as productive as far as a median step goes. Earlier attempts stand apart.
-    """
+    """Return the parts of the wall time, which add up to 1: each step is productive as far as a median step goes."""
     step = snapshot.step
     if step is None or not step.settled_count or not snapshot.wall_s:
         return None

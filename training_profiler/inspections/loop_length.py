@@ -24,8 +24,7 @@ MOST_READS: Final = 3  # of source, where backward passes begin at several lines
 PATIENCE_S: Final = 1.0
 APART: Final = 8  # updates between the two backward passes: as many as gradients are often accumulated
 # Packages whose functions call the program, once and not in a loop.
-_OF_COMMANDS: Final = ("absl", "accelerate", "click", "fire", "hydra", "jsonargparse", "typer", "_pytest", "pluggy")
-LAUNCHERS: Final = (*NO_TRAINERS, *_OF_COMMANDS, "__main__")
+LAUNCHERS: Final = (*NO_TRAINERS, "__main__", "absl", "accelerate", "click", "fire", "hydra", "_pytest", "pluggy")
 PASSES_ON: Final = ("enumerate", "tqdm", "track", "trange", "iter")  # functions that yield what they are given
 Counted = tuple[float, float]  # iterations that are done, and all of them
 

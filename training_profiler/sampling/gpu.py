@@ -197,9 +197,8 @@ class Gpus:
             return {} if counters is None else counters.read()
         except (nvml.NVMLError, AttributeError) as error:
             self._counters[index] = None
-            is_old = isinstance(error, AttributeError)
-            why = WHY_NOT.get(getattr(error, "value", 0), str(error))
-            self.without_counters = "nvidia-ml-py is older than they are" if is_old else why
+            old = "nvidia-ml-py is older than they are" if isinstance(error, AttributeError) else ""
+            self.without_counters = old or WHY_NOT.get(getattr(error, "value", 0), str(error))
             return {}
 
     def _of_processes(self, index: int) -> Iterator[tuple[str, float]]:

@@ -182,17 +182,6 @@ def test_points_are_bounded_and_keep_the_slope():
     assert growth.bytes == pytest.approx(2 * growth.seconds)
 
 
-def test_a_series_from_parts_equals_the_whole():
-    values = [float(i * i % 97) for i in range(2000)]
-    together = Series()
-    for begin in range(0, 2000, 10):
-        part = Series()
-        for i in range(begin, begin + 10):
-            part.add(i, values[i])
-        together.add_points(part.points)
-    assert together.points == series_of(values).points
-
-
 durations = st.lists(st.integers(1, 2**50), min_size=1, max_size=200)
 
 

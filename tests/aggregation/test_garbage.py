@@ -55,28 +55,6 @@ def test_a_collection_belongs_to_its_step_over_many_drains() -> None:
     assert by_kind[ASKED] == CollectionStats(1, 0.25, 1, 0.25, 1, 0.25, 2)
 
 
-def test_collections_in_validation_and_after_the_last_step_are_outside_steps() -> None:
-    run = collecting()
-    run.begin_epoch(1)
-    run.step(forward_pass=1)
-    with run.section("validation_epoch"):
-        run.clock.advance(1)
-        run.collect(0.5)
-        with run.section("forward_pass"):
-            run.collect(0.5)
-    with run.section("checkpointing"):  # without another section inside
-        run.collect(0.5)
-    run.step(forward_pass=1)
-    run.clock.advance(1)
-    run.collect(0.5)
-    run.end_epoch()
-    run.collect(0.5)
-    run.clock.advance(1)
-    run.begin_epoch(2)
-    run.step(forward_pass=1)
-    assert garbage_of(run).by_kind["generation 2"] == CollectionStats(5, 2.5)
-
-
 def test_collections_of_a_step_that_was_none_do_not_move_to_the_next() -> None:
     run = collecting()
     for _ in range(2):
@@ -99,16 +77,6 @@ def test_collections_explain_the_variance_that_they_cause() -> None:
         run.step()
     assert garbage_of(run).explained == pytest.approx(1.0, abs=0.01)
     assert run.snapshot().step.explained == {"forward_pass": pytest.approx(1.0)}
-
-
-def test_equal_collections_in_each_step_explain_nothing() -> None:
-    run = collecting()
-    for step in range(200):
-        with run.section("forward_pass"):
-            run.clock.advance(0.5 if step % 10 == 9 else 0.1)
-            run.collect(0.02, 0)
-        run.step()
-    assert garbage_of(run).explained == pytest.approx(0.0, abs=1e-6)
 
 
 def test_only_steps_of_which_all_collections_are_known_count() -> None:

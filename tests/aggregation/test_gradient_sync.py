@@ -34,20 +34,6 @@ def sums_of(run, name):
     return (int(sections.count[id]), *(int(column[id]) / S for column in columns))
 
 
-def test_exposed_sync_moves_out_of_backward_self_time(run):
-    run.steps(2, forward_pass=1, backward_pass=3)
-    add_sync(run, exchanged(2, exchanges=2, hidden_s=1))
-    assert sums_of(run, "backward_pass") == (2, 6, 4, 6, 4)
-    assert sums_of(run, "synchronization") == (2, 2, 2, 2, 2)
-    stats = run.snapshot().sections
-    assert stats["synchronization"].parent == "backward_pass"
-    assert stats["synchronization"].avg_s == 1
-    assert stats["synchronization"].p50_s is None
-    assert stats["synchronization"].share == pytest.approx(2 / 8)
-    assert stats["backward_pass"].avg_s == stats["backward_pass"].p50_s == pytest.approx(3, rel=0.01)
-    assert sum(section.share for section in stats.values()) == pytest.approx(1)
-
-
 def test_late_sync_is_moved_in_the_sums_of_the_run(run):
     run.step(backward_pass=68)  # a rank that hung; DDP reports it at the next forward pass
     run.flush()
@@ -62,38 +48,6 @@ def test_late_sync_is_moved_in_the_sums_of_the_run(run):
     assert sections["backward_pass"].self_s == 72 - 68.5
     assert sections["synchronization"].step_self_s == 68.5
     assert sum(section.share for section in sections.values()) == pytest.approx(1)
-
-
-def test_an_interval_without_the_backward_pass_is_left_alone(run):
-    run.step(backward_pass=68)
-    run.flush()
-    run.sums.new_interval()
-    run.step(backward_pass=2)
-    add_sync(run, exchanged(67))
-    run.flush()
-    run.sums.new_interval()
-    run.step(backward_pass=3)
-    run.flush()
-    assert run.sums.interval.late_exchange_ns == 0
-    assert run.snapshot(of_interval=True).sections["backward_pass"].self_s == 3
-
-
-def test_an_unfinished_step_keeps_its_time(run):
-    run.step(backward_pass=1)
-    run.spend("backward_pass", 5)
-    add_sync(run, exchanged(3))
-    assert sums_of(run, "backward_pass") == (2, 6, 5, 1, 0)
-    run.flush()
-    run.recorder.mark(STEP_END)
-    add_sync(run, GradientSyncTotals())
-    assert sums_of(run, "backward_pass") == (0, 0, 0, 5, 5)
-    run.flush()
-    assert run.snapshot().sections["backward_pass"].self_s == 3
-    run.step(backward_pass=3)
-    add_sync(run, GradientSyncTotals())
-    run.flush()
-    backward = run.snapshot().sections["backward_pass"]
-    assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
 
 
 def test_sync_is_moved_without_known_steps(run):
@@ -127,16 +81,6 @@ def test_sync_of_warmup_steps_is_left_out_with_them(run):
     synchronization = run.snapshot().sections["synchronization"]
     assert synchronization.total_s == synchronization.step_total_s == 59
     assert synchronization.settled_total_s == 19
-
-
-def test_late_sync_of_a_step_is_not_counted_twice(run):
-    run.step(backward_pass=50)
-    add_sync(run, exchanged(40))
-    run.flush()
-    run.steps(19, backward_pass=3)
-    add_sync(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
-    synchronization = run.snapshot().sections["synchronization"]
-    assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
 
 
 def test_moved_sync_reads_back_from_the_journal(tmp_path):

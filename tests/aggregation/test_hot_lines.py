@@ -26,14 +26,6 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
     ]
 
 
-@pytest.mark.parametrize("other", ["validation_epoch/data_loading", "first_fetch"])
-def test_a_line_of_a_data_set_that_several_loaders_read_says_enough(other):
-    counts = {"data_loading": Counter({RESIZE: 40}), other: Counter({RESIZE: 40})}
-    assert lines_with_loops(counts) == set()
-    (line,) = lines_of(OTHER.share, counts["data_loading"], set())
-    assert (line.place, line.what) == ("train.py:8", "load")
-
-
 @pytest.mark.parametrize("other", ["(outside steps)", "validation_epoch"])
 def test_a_metric_that_is_computed_in_steps_and_beside_them_says_enough(other):
     metric = Location("train.py", 6, "update", inside="numpy/fromnumeric.py:2425 sum")

@@ -27,22 +27,6 @@ def attributed(run: FakeRun) -> dict:
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
 
 
-def test_a_sample_belongs_to_the_innermost_section():
-    run = FakeRun()
-    with run.section("forward_pass"):
-        run.clock.advance(1)
-        run.sample_line(MODEL)
-        run.clock.advance(1)
-        with run.section("attention"):
-            run.clock.advance(1)
-            run.sample_line(MODEL, 2)
-            run.clock.advance(1)
-        run.sample_line(BATCH)
-        run.clock.advance(1)
-    run.clock.advance(1)
-    assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
-
-
 def test_the_profilers_own_time_has_no_lines():
     run = FakeRun()
     with run.recorder.own_section(PROFILER):
@@ -51,31 +35,6 @@ def test_the_profilers_own_time_has_no_lines():
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {}
-
-
-def test_a_sample_waits_until_its_events_are_drained():
-    run = FakeRun()
-    with run.section("forward_pass"):
-        run.clock.advance(1)
-        run.drain()
-        run.sample_line(MODEL)  # exactly at the drain, so after it
-        run.clock.advance(1)
-        assert run.accumulator.totals.lines == {}
-    assert attributed(run) == {("forward_pass", MODEL): 1}
-
-
-def test_a_late_sample_counts_at_the_begin_of_the_next_drain():
-    run = FakeRun()
-    section = run.section("forward_pass")
-    section.__enter__()
-    run.clock.advance(1)
-    late = (run.clock(), MODEL)
-    run.clock.advance(1)
-    run.drain()
-    run.samples.append(late)
-    run.clock.advance(1)
-    section.__exit__(None, None, None)
-    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
 def test_waiting_samples_are_bounded(monkeypatch):
@@ -120,29 +79,6 @@ def train(run: FakeRun, steps: int = 40) -> None:
         run.flush()
 
 
-def test_a_lines_share_is_part_of_the_sections_self_share():
-    run = FakeRun()
-    train(run)
-    assert run.snapshot().lines == {
-        "forward_pass": (LineStats("model.py", 12, "Block.forward", share=0.25, samples=40),),
-        OTHER: (
-            LineStats("train.py", 88, "get_batch", share=0.75 * 80 / 120, samples=80),
-            LineStats("train.py", 212, "estimate_loss", share=0.75 * 40 / 120, samples=40),
-        ),
-    }
-
-
-def test_the_runs_lines_are_the_sum_of_its_intervals():
-    run = FakeRun()
-    train(run, 30)
-    run.sums.new_interval()
-    train(run, 10)
-    interval = run.snapshot(of_interval=True).lines
-    assert [(line.function, line.samples) for line in interval[OTHER]] == [("get_batch", 20), ("estimate_loss", 10)]
-    assert "forward_pass" not in interval
-    assert [line.samples for line in run.snapshot().lines[OTHER]] == [80, 40]
-
-
 @pytest.mark.parametrize(("samples", "claims"), [(29, False), (30, True)])
 def test_sections_with_fewer_than_30_samples_of_many_lines_show_none(samples, claims):
     run = FakeRun()
@@ -153,18 +89,6 @@ def test_sections_with_fewer_than_30_samples_of_many_lines_show_none(samples, cl
         run.clock.advance(1)
     run.clock.advance(1)
     assert ("forward_pass" in run.snapshot().lines) == claims
-
-
-def test_samples_outside_user_code_count_but_are_not_shown():
-    run = FakeRun()
-    with run.section("forward_pass"):
-        run.sample_line(MODEL, 15)
-        run.sample_line(None, 45)
-        run.clock.advance(1)
-    with run.section("backward_pass"):
-        run.sample_line(None, 60)
-        run.clock.advance(1)
-    assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
 
 
 def test_samples_after_the_last_step_are_outside_steps():
@@ -182,16 +106,6 @@ def test_without_steps_all_time_of_no_section_is_other():
     run.sample_line(LOSS, 50)
     run.clock.advance(1)
     assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
-
-
-def test_a_users_section_that_a_journal_of_an_earlier_version_calls_other_adds_its_samples():
-    run = FakeRun()
-    with run.recorder.own_section(OTHER):
-        run.sample_line(BATCH, 20)
-        run.clock.advance(1)
-    run.sample_line(BATCH, 20)
-    run.clock.advance(1)
-    assert run.snapshot().lines == {OTHER: (LineStats(*BATCH[:3], share=1.0, samples=40),)}
 
 
 def test_a_section_has_at_most_a_hundred_lines():
@@ -350,20 +264,6 @@ def test_with_few_samples_after_warmup_no_line_is_named():
     assert "train.py" not in unexplained(run)
 
 
-def test_with_a_short_warmup_all_lines_count():
-    run = trained(once=25, once_s=0.5, each=0)
-    for _ in range(200):
-        run.clock.advance(0.05)
-        run.step(forward_pass=0.05)
-    run.sample_line(EACH, times=10)
-    run.clock.advance(0.05)
-    run.step(forward_pass=0.05)
-    snapshot = run.snapshot()
-    assert snapshot.step.warmup_count == 1
-    assert snapshot.settled_lines == {}
-    assert [line.line for line in snapshot.lines_of_steps(OTHER)] == [3, 9]
-
-
 def test_a_journal_has_the_same_lines(tmp_path):
     run = trained(once=500, journal=tmp_path / "rank0.jsonl")
     live = run.snapshot()
@@ -386,18 +286,3 @@ def test_samples_of_seconds_with_many_of_them_do_not_count_more():
     first, second = snapshot.lines["forward_pass"]
     assert (first.function, first.share, first.samples) == ("late", pytest.approx(0.9, abs=0.01), 450)
     assert (second.function, second.share, second.samples) == ("early", pytest.approx(0.1, abs=0.01), 500)
-
-
-def test_settled_lines_have_the_time_that_their_samples_stand_for():
-    run = trained(once=500, warmup=1)
-    for line, steps, samples in ((ONCE, 20, 30), (EACH, 20, 2)):
-        for _ in range(steps):
-            run.spend("forward_pass", 0.05)
-            run.sample_line(line, times=samples)
-            run.clock.advance(0.05)
-            run.step()
-        run.flush()
-    lines = {line.function: line for line in run.snapshot().lines_of_steps(OTHER)}
-    whole = sum(line.share for line in lines.values())
-    assert lines["prepare"].samples == 600  # and 100 of the other line
-    assert lines["prepare"].share / whole == pytest.approx(20 / 99, abs=0.01)

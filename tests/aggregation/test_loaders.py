@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.loaders import (
     KINDS,
-    MOST_CHANGES,
     LoaderSums,
     loader_stats,
     worker_stats,
@@ -182,19 +181,6 @@ def test_fetches_on_other_threads_belong_to_no_loader():
     run.batch(1)
     run.accumulator.add(run.recorder.drain(), training_thread=0)
     assert run.found() == {}
-
-
-def test_old_changes_of_loader_are_discarded():
-    run = LoaderRun()
-    run.note("forward_pass")
-    for i in range(2 * MOST_CHANGES):
-        run.clock.advance_ns(1)
-        run.comes_from(1 + i % 2)
-    run.drain()
-    assert len(run.accumulator.loaders._asked.loader_ids) == MOST_CHANGES
-    run.note("forward_pass", -1)
-    run.drain()
-    assert run.accumulator.loaders._asked.loader_ids.tolist() == [2]
 
 
 def test_an_interval_has_its_means_and_the_mix_so_far():

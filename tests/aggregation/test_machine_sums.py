@@ -7,7 +7,6 @@ from tests.aggregation.test_change_point import wandering
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.run import memory_change
-from training_profiler.aggregation.totals import Totals
 from training_profiler.model.snapshot import Level
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
@@ -98,25 +97,6 @@ def test_growth_covers_memory_only_and_is_optional():
     assert sums.stats(has_growth=False).ram_growth is None
 
 
-def test_memory_that_grows_before_the_first_step_is_not_growth():
-    sums = MachineSums()
-    imports = [sample(i, ram_own_bytes=i * 1000) for i in range(20)]
-    sums.add_samples([*imports, *(sample(i, ram_own_bytes=20_000) for i in range(20, 40))], loop_begin_ns=20 * 10**9)
-    assert sums.stats().ram_growth.bytes == 0
-    assert sums.stats().ram_growth.points == 16
-
-
-def test_what_grew_in_stretches_before_the_first_step_is_not_growth_either():
-    run, early, late = Totals(0, 0), Totals(0, 0), Totals(20 * 10**9, 0)
-    early.machine.add_samples(sample(i, ram_own_bytes=i * 1000) for i in range(20))
-    late.loop_begin_ns = 20 * 10**9
-    late.machine.add_samples((sample(i, ram_own_bytes=20_000) for i in range(20, 40)), late.loop_begin_ns)
-    for later in (early, late):
-        run.add(later, [], [])
-    assert run.machine.stats().ram_growth.bytes == 0
-    assert run.machine.stats().samples == 40
-
-
 MIB = 2**20
 COUNT, AT = 120, 70
 RNG = np.random.default_rng(19)
@@ -139,16 +119,6 @@ def test_at_most_one_in_twenty_stationary_runs_has_a_change():
         correlation, tail = (0.0, 0.5, 0.8, 0.9)[run % 4], (np.inf, 3)[run // 4 % 2]
         found += _is_found(1000 + 50 * wandering(rng, (60, 120, 250)[run % 3], correlation, tail))
     assert found <= 10
-
-
-def test_leak_that_begins_is_found_with_its_step():
-    leaked = np.concatenate([np.zeros(AT), 3.0 * np.arange(COUNT - AT)])
-    change = memory_change(points(1000 + leaked + NOISE))
-    assert change.grows
-    assert change.first_step <= 10 * AT + 10 <= change.last_step
-    assert change.last_step - change.first_step < 200
-    assert change.before_bytes == pytest.approx(1000 * MIB, rel=0.01)
-    assert change.after_bytes == pytest.approx(1147 * MIB, rel=0.01)
 
 
 def test_jump_is_found_with_both_levels():

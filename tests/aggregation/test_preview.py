@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.recording.event_codes import STEP_END
 
 
 @pytest.fixture
@@ -50,18 +49,6 @@ def test_the_sums_are_the_same_with_and_without_previews(run):
                 preview_of(each)
         each.recorder.move_watermark(None)
     assert run.snapshot() == other.snapshot()
-
-
-def test_a_mark_that_was_drained_around_is_not_before_its_step(run):
-    before_ns = run.clock()
-    run.clock.advance(1.0)
-    run.drain()  # between the reading of the clock and the recording of the mark
-    run.recorder.marks.extend((before_ns, STEP_END))
-    run.clock.advance(1.0)
-    totals = run.totals()
-    assert run.accumulator.steps == 4
-    assert totals.sections.self_ns.sum() == totals.wall_ns
-    assert min(run.accumulator.step_ns) >= 0
 
 
 def test_preview_copies_no_receiver_of_spans(run):

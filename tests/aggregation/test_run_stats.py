@@ -1,7 +1,5 @@
 """Stats of runs, driven by sections and steps on a fake clock."""
 
-from statistics import stdev
-
 import pytest
 
 from tests.support.recording import FakeRun
@@ -16,21 +14,6 @@ from training_profiler.reports.resources import startup_lines
 @pytest.fixture
 def run():
     return FakeRun()
-
-
-def test_shares_add_up_to_one(run):
-    run.clock.advance(4)
-    for _ in range(3):
-        run.step(forward_pass=1, backward_pass=2)
-        run.clock.advance(0.5)
-    shares = {name: section.share for name, section in run.snapshot().sections.items()}
-    # Outside: 4 s before the loop and 0.5 s of a step that never ended. In no section: 1 s within the three steps.
-    assert shares == {
-        "forward_pass": 3 / 14.5,
-        "backward_pass": 6 / 14.5,
-        "other": 1 / 14.5,
-        "(outside steps)": 4.5 / 14.5,
-    }
 
 
 def test_quantiles_stay_between_the_extremes(run):
@@ -82,15 +65,6 @@ def test_a_section_only_in_validation_has_its_plain_name(run):
         run.spend("accuracy", 5)
     section = run.snapshot().sections["accuracy"]
     assert (section.parent, section.total_s) == ("validation_epoch", 5.0)
-
-
-def test_a_users_section_that_a_journal_of_an_earlier_version_calls_other_adds_to_unattributed_time(run):
-    with run.recorder.own_section("other"):
-        run.clock.advance(2)
-    run.clock.advance(1)
-    snapshot = run.snapshot()
-    other = snapshot.sections["other"]
-    assert (other.count, other.total_s, other.self_s, other.share) == (1, 2.0, 3.0, 1.0)
 
 
 def test_an_open_section_in_validation_leaves_the_row_of_its_name_in_training_alone(run):
@@ -166,18 +140,6 @@ def test_the_training_ends_with_its_last_step_and_what_follows_each_epoch(run, p
     assert run.sums.snapshot(Health(), of_interval=True).after_training_s == 0.0
 
 
-def test_configured_warmup_is_left_out_of_averages_only():
-    run = FakeRun(warmup=2)
-    for seconds in (9, 8, 1, 3):
-        run.step(forward_pass=seconds)
-    snapshot = run.snapshot()
-    section = snapshot.sections["forward_pass"]
-    assert (section.count, section.total_s, section.self_s) == (4, 21.0, 21.0)
-    assert (section.avg_s, section.min_s, section.max_s, section.max_step) == (2.0, 1.0, 3.0, 4)
-    assert (snapshot.step.count, snapshot.step.total_s) == (4, 21.0)
-    assert (snapshot.step.warmup_count, snapshot.step.warmup_s, snapshot.step.avg_s) == (2, 17.0, 2.0)
-
-
 def test_configured_warmup_keeps_spans_outside_steps():
     run = FakeRun(warmup=1)
     run.spend("build_model", 10)
@@ -185,28 +147,10 @@ def test_configured_warmup_keeps_spans_outside_steps():
     assert run.snapshot().sections["build_model"].avg_s == 10.0
 
 
-def test_detected_warmup_is_left_out_of_step_averages(run):
-    for seconds in (9, *[1] * 19):
-        run.step(forward_pass=seconds)
-    step = run.snapshot().step
-    assert (step.warmup_count, step.warmup_s, step.settled_count, step.avg_s, step.std_s) == (1, 9.0, 19, 1.0, 0.0)
-    assert (step.max_s, step.max_step) == (1.0, 2)
-
-
 def test_the_section_that_makes_steps_uneven_is_named(run):
     for i in range(40):
         run.step(data_loading=3 if i % 4 == 0 else 1, forward_pass=1)
     assert run.snapshot().step.explained == {"data_loading": pytest.approx(1.0)}
-
-
-def test_a_report_interval_has_its_own_steps_and_time(run):
-    run.step(forward_pass=1)
-    run.flush()
-    run.sums.new_interval()
-    run.step(forward_pass=3)
-    snapshot = run.snapshot(of_interval=True)
-    assert (snapshot.steps, snapshot.first_step, snapshot.wall_s) == (2, 1, 3.0)
-    assert snapshot.sections["forward_pass"].total_s == 3.0
 
 
 def test_an_epoch_has_its_own_stats(run):
@@ -224,14 +168,6 @@ def test_an_epoch_has_its_own_stats(run):
     assert run.snapshot().epochs == (epoch,)
 
 
-def test_an_epoch_without_loaders_counts_its_steps_as_batches(run):
-    run.begin_epoch(1)
-    run.step(forward_pass=1)
-    run.step(forward_pass=1)
-    epoch = run.end_epoch()
-    assert (epoch.batches, epoch.avg_batch_s, epoch.first_fetch_s) == (2, 1.0, None)
-
-
 def test_mutually_nested_sections_have_no_circular_parents(run):
     for outer, inner in (("a", "b"), ("b", "a")):
         with run.section(outer):
@@ -239,21 +175,6 @@ def test_mutually_nested_sections_have_no_circular_parents(run):
         run.flush()
     sections = run.snapshot().sections
     assert {sections["a"].parent, sections["b"].parent} != {"a", "b"}
-
-
-SLOWED = (1, pytest.approx(stdev([1.0, 2.5, *[1.0] * 17])), 2.5)
-
-
-@pytest.mark.parametrize(("warmup", "expected"), [(None, (3, 0.0, 1.0)), (1, SLOWED)], ids=["detected", "configured"])
-def test_a_step_slowed_by_flop_counting_is_warmup_unless_that_is_configured(warmup, expected):
-    run = FakeRun(warmup=warmup)
-    run.steps(2, forward_pass=1.0)
-    run.step(forward_pass=2.5)
-    run.steps(17, forward_pass=1.0)
-    run.drain()
-    run.accumulator.totals.slow_steps = 3
-    step = run.snapshot().step
-    assert (step.warmup_count, step.std_s, step.max_s) == expected
 
 
 def test_an_average_of_which_only_the_sum_is_known_has_no_shorter_maximum(run):
@@ -324,16 +245,6 @@ def test_an_interval_has_rates_of_its_own():
     )
 
 
-def test_unknown_samples_stay_unknown():
-    run = run_of(10, batches=10, samples=100)
-    run.flush()
-    run.step(forward_pass=0.5)
-    run.drain()
-    run.accumulator.totals.batches = 1
-    rates = run.snapshot().throughput
-    assert (rates.batches_per_s, rates.samples_per_s) == (2.0, None)
-
-
 @pytest.mark.parametrize(
     ("flops", "expected"),
     [
@@ -364,35 +275,6 @@ def run_with_startup() -> FakeRun:
     for location, samples in ((BEFORE, 4), (IMPORTS, 10), (MODEL, 4), (OWN, 2)):
         sampled(run, location, samples)
     return run
-
-
-def test_startup_is_divided_by_what_the_samples_show():
-    run = run_with_startup()
-    run.step(data_loading=0.5, forward_pass=0.5)
-    sampled(run, MODEL, 20)  # the second step makes modules: not start-up
-    run.step(forward_pass=0.5)
-    snapshot = run.snapshot()
-    assert (snapshot.startup.total_s, snapshot.startup.has_steps) == (10.0, True)
-    assert [(part.name, part.seconds, part.lines) for part in snapshot.startup.parts] == [
-        ("imports", 5.0, (("train.py:3 <module>", 5.0),)),
-        ("model", 2.0, (("train.py:9 main", 2.0),)),
-        ("until torch was imported", 2.0, ()),
-        ("other code", 1.0, (("train.py:12 main", 1.0),)),
-    ]
-    assert startup_lines(snapshot) == [
-        "Before the first step (10.0 s): imports 5.00 s (train.py:3 <module>), model 2.00 s (train.py:9 main), "
-        "until torch was imported 2.00 s, other code 1.00 s (train.py:12 main)"
-    ]
-
-
-def test_the_longest_of_several_lines_has_its_own_time():
-    run = FakeRun()
-    sampled(run, IMPORTS, 12)
-    sampled(run, IMPORTS._replace(line=5), 8)
-    run.step(data_loading=0.5)
-    assert startup_lines(run.snapshot()) == [
-        "Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"
-    ]
 
 
 def test_imports_are_unused_where_nothing_of_the_package_runs():

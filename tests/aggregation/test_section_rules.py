@@ -8,7 +8,7 @@ from tests.support.brute_force import BruteForce
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS, SectionNames
-from training_profiler.recording.event_codes import DISCARDED, EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
+from training_profiler.recording.event_codes import EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
 from training_profiler.recording.recorder import Batch, ThreadEvents
 
 
@@ -47,17 +47,6 @@ def run() -> WatchedRun:
     return WatchedRun()
 
 
-def test_a_discarded_exit_goes_with_its_enter(run):
-    with run.section("data_loading"):
-        run.note("data_loading")
-        run.clock.advance(1)
-        run.note("data_loading", -1, DISCARDED)
-    run.note("data_loading")
-    run.clock.advance(2)
-    run.note("data_loading", -1, DISCARDED)
-    assert run.stats() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
-
-
 def test_a_discarded_manual_section_hides_nothing_after_it(run):
     waiting = run.section("data_loading")
     waiting.__enter__()
@@ -65,15 +54,6 @@ def test_a_discarded_manual_section_hides_nothing_after_it(run):
     waiting.discard()
     run.infer("forward_pass")
     assert run.stats()[0] == {"forward_pass": 1}
-
-
-def test_manual_sections_hide_nothing_on_other_threads(run):
-    names, accumulator = run.names, run.accumulator
-    forward = names.id_of("forward_pass")
-    manual, inferred = [2_000, forward, 3_000, -forward], [2_100, forward | INFERRED, 2_200, -(forward | INFERRED)]
-    threads = [ThreadEvents(1, "", True, manual), ThreadEvents(2, "", True, inferred)]
-    accumulator.add(Batch(4_000, threads, []), 1)
-    assert accumulator.totals.sections.count[forward] == 2
 
 
 def test_open_sections_of_a_thread_end_with_its_last_section(run):
@@ -101,21 +81,6 @@ def test_a_section_of_which_only_the_time_is_known_is_part_of_the_one_around_it(
     run.infer("forward_pass", 2, TIME_ONLY)
     run.note("validation_epoch", -1)
     assert run.snapshot().sections["validation_epoch/forward_pass"].parent == "validation_epoch"
-
-
-def test_shares_add_up_with_time_only_and_manual_sections(run):
-    for _ in range(4):
-        run.infer("data_loading", 1)
-        with run.section("forward_pass"):
-            run.infer("forward_pass", 2)
-        run.infer("backward_pass", 3)
-        run.infer("optimizer_step", 1)
-        run.infer("optimizer_step", 0.5, TIME_ONLY)
-        run.clock.advance(0.25)
-        run.recorder.mark(STEP_END)
-    snapshot = run.snapshot()
-    assert sum(stats.share for stats in snapshot.sections.values()) == pytest.approx(1.0, abs=1e-12)
-    assert snapshot.sections["optimizer_step"].share == pytest.approx(1.5 / 7.75)
 
 
 # Compared with brute force without shared code

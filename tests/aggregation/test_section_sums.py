@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.support.recording import FakeRun
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import StepBlocks
-from training_profiler.model.interval import MOST_BLOCKS, IntervalRecord
+from training_profiler.model.interval import MOST_BLOCKS
 from training_profiler.statistics.histogram import BIN_COUNT
-from training_profiler.storage.journal import interval_of
 
 
 def added(sums, ids, durations_ns, steps=None, is_measured=None):
@@ -87,26 +85,3 @@ def test_blocks_double_and_no_time_is_lost():
 def test_a_section_that_comes_later_had_no_time_before():
     series = series_of([[1, 2]], [[3, 4, 5]])
     assert series.sums_ns.tolist() == [[1, 2, 0], [3, 4, 5]]
-
-
-def test_the_journal_has_the_series_of_each_section_in_microseconds():
-    run = FakeRun()
-    for seconds in (0.1, 0.2):
-        run.spend("forward_pass", seconds)
-        run.step(optimizer_step=0.05)
-    run.drain()
-    totals, step_ns = run.accumulator.pop_totals()
-    record = interval_of(IntervalRecord, totals, step_ns, run.names)
-    assert record.steps_a_block == 1
-    assert record.sections["forward_pass"].series_us == [100_000, 200_000]
-    assert record.sections["optimizer_step"].series_us == [50_000, 50_000]
-
-
-def test_without_steps_the_journal_has_no_series():
-    run = FakeRun()
-    run.spend("forward_pass", 0.1)
-    run.drain()
-    totals, step_ns = run.accumulator.pop_totals()
-    record = interval_of(IntervalRecord, totals, step_ns, run.names)
-    assert record.steps_a_block is None
-    assert record.sections["forward_pass"].series_us == []

@@ -113,14 +113,6 @@ def test_trace_without_device_shows_operators_not_gaps(tmp_path, capsys):
     assert titles(out) == ["Overview", "Operators", "Recommendations"]
 
 
-def test_unknown_critical_path_over_ranks_says_why(folder, capsys):
-    Trace(distributedInfo={"rank": 1, "world_size": 2}).kernel("k", 0, 5).write(folder, "rank1.pt.trace.json.gz")
-    why = "of rank 1, it has no events of the host"
-    assert f"is unknown: {why}." in " ".join(printed(capsys, folder, "--view", "critical-path").split())
-    found = json.loads(printed(capsys, folder, "--json").splitlines()[0])
-    assert found["critical_path_over_ranks"] == {"why_not": why}
-
-
 def test_json_has_one_object_per_file_with_every_figure(folder, capsys):
     lines = printed(capsys, folder, "--json").splitlines()
     found = [json.loads(line, parse_constant=pytest.fail) for line in lines]

@@ -376,7 +376,6 @@ SILENT = {
     "slowing-down": {
         "a machine": trend(SCATTERED, 0.19, after_s=0.0332),
         "a jump": run_of(),
-        "no steps": Snapshot(),
         "at the threshold": stepping(rise=0.05, rise_p_value=0.0),
         "falling": stepping(rise=-0.5, rise_p_value=0.0),
         "by chance": stepping(rise=0.5, rise_p_value=0.002),
@@ -386,7 +385,6 @@ SILENT = {
         "the square of inputs": stepping(**LARGER_INPUTS, unit_rise=2.9),
     },
     "step-time-varies": {
-        "no steps": Snapshot(),
         "no time": replace(stepping(), step=step_stats(avg_s=0.0)),
         "a tenth": stepping(std_s=0.01, median_s=0.05),
         "19 steps": stepping(**WIDE, settled_count=19),
@@ -406,14 +404,12 @@ SILENT = {
         "more than the square of inputs": stepping(**LARGER_INPUTS, unit_rise=3.2),
     },
     "warm-up": {
-        "no steps": Snapshot(),
         "none": stepping(warmup_count=0),
         "three medians": stepping(warmup_count=2, warmup_s=0.6),
         "three means": stepping(warmup_count=2, warmup_s=0.6, settled_count=98, median_s=0.006),
         "nothing else": stepping(warmup_count=100, warmup_s=50.0, settled_count=0),
     },
     "first-batch-slow": {
-        "no steps": Snapshot(),
         "one epoch": run_with(epoch(1, 2.0)),
         "five medians": run_with(epoch(1, 2.0), epoch(2, 0.05)),
         "a hundredth of the epoch": run_with(epoch(1, 2.0), epoch(2, 0.11)),

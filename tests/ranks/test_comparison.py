@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.support.ranks import MS, buckets, summary_of
 from training_profiler.model.lines import StreamRepeats
 from training_profiler.model.loader_workers import SamplePrints
-from training_profiler.model.ranks import RankId, UnusedSearch
+from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.ranks.comparison import (
     all_ranks_stats,
@@ -173,12 +173,3 @@ def test_samples_are_compared_once_those_of_all_ranks_are_known():
     assert all_ranks_stats(ranks, 4).repeats is None
     assert all_ranks_stats([*ranks, summary_of(3)], 4).repeats is None
     assert all_ranks_stats([*ranks, replace(summary_of(3), trained=SamplePrints())], 4).repeats is None
-
-
-def test_searches_of_all_ranks_are_added_up_and_inputs_are_those_of_each() -> None:
-    ranks = [
-        replace(summary_of(rank), searched=UnusedSearch(9, 0.5, 3, rank), input_elements=100 + rank) for rank in (0, 1)
-    ]
-    assert all_ranks_stats(ranks, 2).searched == UnusedSearch(18, 1.0, 6, 1)
-    assert all_ranks_stats([*ranks, summary_of(2)], 3).searched is None
-    assert [row.input_elements for row in all_ranks_stats([*ranks, summary_of(2)], 3).ranks] == [100, 101, None]

@@ -106,14 +106,6 @@ def test_final_summary_is_immediate_and_failing_rank_closes_quickly(ranks, ended
     assert ranks.channel.finished == [is_hurried]
 
 
-def test_rank_0_computes_stats_of_own_and_received_summaries(ranks):
-    ranks.receive(2, steps=40, ago=3.5)
-    ranks.exchange.stats(RUN)
-    summaries, world_size, rest = ranks.calls[0]
-    assert ([summary.who.rank for summary in summaries], world_size) == ([0, 2], 3)
-    assert (rest["age_s"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
-
-
 def test_interval_stats_use_new_steps_of_ranks_with_enough(ranks):
     for rank, steps in ((1, 100), (2, 100)):
         ranks.receive(rank, steps)
@@ -165,16 +157,6 @@ def decoded(ranks, monkeypatch):
 
     monkeypatch.setattr(exchange_module, "rank_summary_from_data", decode)
     return ranks_decoded
-
-
-def test_report_uses_messages_that_another_thread_decoded(ranks, monkeypatch, clock):
-    ranks_decoded = decoded(ranks, monkeypatch)
-    ranks.receive(1, steps=40)
-    clock.advance(1.0)
-    ranks.exchange.read_ahead(ranks.channel.received())
-    ranks.exchange.stats(RUN)
-    assert ranks_decoded == [1]
-    assert [summary.who.rank for summary in ranks.calls[0][0]] == [0, 1]
 
 
 def test_read_ahead_decodes_twenty_ranks_a_second_in_turn(monkeypatch, clock):

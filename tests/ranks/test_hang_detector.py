@@ -40,16 +40,6 @@ def training(recorder, clock):
     return Training(recorder, clock)
 
 
-def test_hang_is_reported_once_with_the_open_section(training):
-    training.train(10, 0.1)
-    with training.recorder.section("backward_pass"):
-        training.wait(59.9)
-        assert training.reports == []
-        training.wait(0.1)
-        training.wait(100.0)
-    assert training.reports == ["no training step for 60 s: rank 0 is in backward_pass"]
-
-
 def test_slow_steps_are_not_a_hang(training):
     training.train(10, 10.0)
     training.wait(199.9)
@@ -110,16 +100,6 @@ def recorder(request, clock):
 
 def inside(recorder, before=()):
     return open_sections(recorder.buffer(), recorder.names.names, before)
-
-
-def test_open_sections_come_outermost_first_with_time_of_the_last(recorder, clock):
-    clock.now_ns = 10
-    with recorder.section("forward_pass"):
-        clock.now_ns = 20
-        with recorder.section("attention"):
-            assert inside(recorder) == (("forward_pass", "attention"), 20)
-        assert inside(recorder) == (("forward_pass",), 10)
-    assert inside(recorder) == ((), None)
 
 
 def one_by_one(events, names, before):

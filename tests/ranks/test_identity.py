@@ -54,16 +54,6 @@ def test_a_process_group_overrides_the_launcher(put_in_place, of_group, is_prima
     assert Rank(RankId(0)).is_primary() is is_primary
 
 
-def test_a_late_process_group_is_detected_and_a_destroyed_one_keeps_its_rank(put_in_place):
-    rank = Rank(RankId(0))
-    put_in_place(Distributed())
-    assert rank.is_primary()
-    put_in_place(Distributed(2))
-    rank.detect_process_group()
-    put_in_place(Distributed())
-    assert not rank.is_primary()
-
-
 class Going(Distributed):
     """Its group is destroyed on another thread between two calls."""
 

@@ -103,21 +103,6 @@ def test_run_name_reaches_the_other_ranks_if_it_is_a_plain_folder_name(world, na
     assert second.inbox.run_name == (name if name[:1] == "2" else None)
 
 
-def test_files_replace_a_store_without_a_server(world, tmp_path):
-    first, second = world.channel(0), world.channel(1)
-    first.stores.folder = second.stores.folder = tmp_path
-    second.outbox.send_message(message(b"by the store"))
-    first.inbox.read()
-    world.server.is_up = False
-    world.server.calls.clear()
-    for channel in (first, second):
-        channel.stores.connect()
-    assert second.outbox.send_message(message(b"by file", sequence=2))
-    first.inbox.read(is_now=True)
-    assert data_of(first) == {1: b"by file"}
-    assert world.server.calls == []
-
-
 def test_store_is_not_used_again_after_an_error(world, tmp_path):
     second = world.channel(1)
     second.stores.folder = tmp_path
@@ -181,18 +166,6 @@ def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_pat
     assert data_of(first) == {}
 
 
-def test_rank_0_awaits_running_ranks_that_respond(world, clock):
-    first, second = world.channel(0), world.channel(1)
-    assert first.inbox.awaited() == 2
-    clock.advance(10.1)  # rank 2 has sent no message
-    second.outbox.send_message(message(b"one"))
-    first.inbox.read(is_now=True)
-    assert first.inbox.awaited() == 1
-    second.outbox.send_message(message(b"last", sequence=2, is_final=True))
-    first.inbox.read(is_now=True)
-    assert first.inbox.awaited() == 0
-
-
 def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive(world, clock):
     first, second = world.channel(0), world.channel(1)
     second.outbox.send_message(Message(Heartbeat(process="second"), b"one"))
@@ -216,22 +189,6 @@ def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
         clock.advance(0.15)
     world.gone.discard("second")
     assert first.inbox.awaited() == 2
-
-
-def test_another_group_on_another_server_is_joined(world, clock):
-    first, second = world.channel(0), world.channel(1)
-    first.outbox.name_run("run")
-    first.outbox.announce()
-    old, world.server = world.server, FakeServer()
-    old.is_up = False
-    world.group, world.is_in_group = FakeStore(world.server), 2
-    for channel in (first, second):
-        channel.stores.connect()
-    first.outbox.announce()
-    second.outbox.send_message(message(b"one"))
-    first.inbox.read(is_now=True)
-    assert data_of(first) == {1: b"one"}
-    assert world.server.values["training_profiler/0.0/run"] == b"run"
 
 
 def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):

@@ -39,50 +39,16 @@ def test_journals_are_sorted_by_attempt_and_rank(tmp_path):
     assert shown(folder) == (["rank0.jsonl", "rank2.jsonl", "rank10.jsonl", "rank0-attempt1.jsonl"], [])
 
 
-def test_journals_in_folders_below_are_found_one_level_deep(tmp_path):
-    write_rank(tmp_path / "node0", 0)
-    write_rank(tmp_path / "node1", 2)
-    write_rank(tmp_path / "node1" / "deeper", 3)
-    (tmp_path / "ranks").mkdir()
-    assert shown(tmp_path) == (["node0/rank0.jsonl", "node1/rank2.jsonl"], [])
-
-
 def test_the_first_line_identifies_a_journal_not_its_name(tmp_path):
     write_rank(tmp_path, 3, attempt=1, name="rank3 (of node1).jsonl")
     (one,) = find_journals(tmp_path)
     assert (one.rank, one.attempt, one.run) == (3, 1, RUN)
 
 
-def test_the_longer_of_two_copies_is_read(tmp_path):
-    long = write_rank(tmp_path / "b", 1, steps=20)
-    write_rank(tmp_path / "a", 1, steps=20)
-    copy = tmp_path / "a" / "rank1.jsonl"
-    copy.write_bytes(long.read_bytes()[:-100])
-    assert shown(tmp_path) == (["b/rank1.jsonl"], ["left out: a/rank1.jsonl, a copy of b/rank1.jsonl"])
-
-
 def test_the_later_process_of_a_rank_is_read(tmp_path):
     write_rank(tmp_path, 1, steps=20)
     write_rank(tmp_path, 1, steps=5, name="rank1-2.jsonl", pid=999, wall_ns=2 * 10**18)
     assert shown(tmp_path) == (["rank1-2.jsonl"], ["left out: rank1.jsonl, of an earlier process than rank1-2.jsonl"])
-
-
-def test_journals_of_another_run_are_left_out_and_named(tmp_path):
-    write_rank(tmp_path, 0)
-    write_rank(tmp_path, 1, run="20261120-101010", launch=LaunchId("node9"))
-    write_rank(tmp_path, 2, run="20261120-101010", launch=LaunchId("node9"))
-    assert shown(tmp_path) == (
-        ["rank0.jsonl"],
-        ["left out, of another run (20261120-101010): rank1.jsonl, rank2.jsonl"],
-    )
-
-
-def test_the_folder_name_decides_the_run(tmp_path):
-    folder = tmp_path / RUN
-    for rank in range(3):
-        write_rank(folder / "other", rank, run="20261120-101010", launch=LaunchId("node9"))
-    write_rank(folder, 3)
-    assert shown(folder)[0] == ["rank3.jsonl"]
 
 
 def test_in_a_renamed_folder_rank_0_decides_the_run(tmp_path):
@@ -231,14 +197,6 @@ def write(path, *records, ending="\n"):
 
 
 @pytest.mark.usefixtures("small_tail")
-def test_last_line_of_a_kind_is_found_anywhere(tmp_path):
-    path = tmp_path / "rank0.jsonl"
-    rows = [{"kind": "rank", "number": 1}, {"kind": "rank", "number": 2}]
-    write(path, {"kind": "begin"}, *rows, *[{"kind": "interval", "text": "x" * 50}] * 20)
-    assert read_end(path, "rank", number).value == 2
-
-
-@pytest.mark.usefixtures("small_tail")
 def test_a_torn_or_garbled_line_is_skipped(tmp_path):
     path = tmp_path / "rank0.jsonl"
     write(path, {"kind": "rank", "number": 1}, {"kind": "rank"}, {"kind": "rank", "number": 3}, ending="")
@@ -262,19 +220,6 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(len(line)) or json.loads(line))
     assert read_end(path, "rank", number).value == 5
     assert looked_at == [26]
-
-
-@pytest.mark.usefixtures("small_tail")
-def test_an_ended_journal_has_an_end(tmp_path):
-    path = tmp_path / "rank0.jsonl"
-    rows = [{"kind": "rank", "number": 1}, {"kind": "end", "ended_by": None}]
-    write(path, *rows)
-    assert read_end(path, "rank", number) == (1, False, True)
-    write(path, *rows, ending="")
-    assert read_end(path, "rank", number) == (1, True, False)
-    write(path, *rows, {"kind": "interval"})
-    assert read_end(path, "rank", number) == (1, False, False)
-    assert read_end(path, "epoch_end", number) == (None, False, False)
 
 
 @pytest.mark.parametrize("blank", ["\n" * 3_000_000, " \n" * 1_000_000, "x\n" * 1_000_000])

@@ -16,7 +16,7 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.loader_workers import WorkerLine, WorkerSums
 from training_profiler.model.location import Location
-from training_profiler.model.program import CallFacts, CallSite, LongOperators, ProgramFacts
+from training_profiler.model.program import CallFacts, CallSite, ProgramFacts
 from training_profiler.model.snapshot import Health, StepStats
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
 from training_profiler.sampling.machine_sampler import MachineSample
@@ -201,15 +201,6 @@ def test_a_journal_without_what_came_later_can_be_read(tmp_path):
     assert_reads_back(run, tmp_path)
 
 
-def test_the_end_of_a_run_reads_back(tmp_path):
-    run = journal_in(tmp_path)
-    train(run)
-    run.journal.close(Health(disabled=("console (OSError)",), overhead_s=0.5, notes=("a note",)), "KeyboardInterrupt")
-    read = read_run(tmp_path)
-    assert read.ended_by == "KeyboardInterrupt"
-    assert read.health == Health(disabled=("console (OSError)",), overhead_s=0.5, notes=("a note",))
-
-
 def test_a_closed_journal_ignores_further_lines(tmp_path):
     run = journal_in(tmp_path)
     run.journal.close(Health(), None)
@@ -217,27 +208,6 @@ def test_a_closed_journal_ignores_further_lines(tmp_path):
     run.journal.append(run.journal.lines.epoch_begin(1))
     run.journal.close(Health(), None)
     assert (tmp_path / JOURNAL).read_text() == before
-
-
-def test_an_epoch_cut_by_a_kill_is_not_complete(tmp_path):
-    run = journal_in(tmp_path)
-    run.begin_epoch(1)
-    run.step(forward_pass=1)
-    run.flush()
-    (epoch,) = read_run(tmp_path).epochs
-    assert (epoch.number, epoch.steps, epoch.is_complete) == (1, 1, False)
-
-
-def test_a_torn_last_line_is_left_out_with_a_note(tmp_path):
-    run = journal_in(tmp_path)
-    train(run)
-    stats = run.sums.snapshot(Health()).sections
-    path = tmp_path / JOURNAL
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole.splitlines()[1][:100])
-    read = read_run(tmp_path)
-    assert read.sections == stats
-    assert "1 torn line in the journal left out" in read.health.notes
 
 
 def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
@@ -251,17 +221,6 @@ def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
         else:
             with pytest.raises(RunFolderError, match="does not begin like a journal"):
                 read_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\n\n", b"\x00\xff\xfe", b"hello\n", b"[1, 2]\n", b"[" * 100_000, b'{"kind": "end"}\n']
-)
-def test_a_file_that_is_not_a_journal_is_rejected(tmp_path, content):
-    (tmp_path / JOURNAL).write_bytes(content)
-    with pytest.raises(
-        RunFolderError, match=r"rank0.jsonl does not begin like a journal; is it a file of the profiler's\?"
-    ):
-        read_run(tmp_path)
 
 
 def test_a_journal_of_another_version_is_rejected(tmp_path):
@@ -317,9 +276,6 @@ def test_the_last_pending_interval_counts(run, tmp_path):
     run.journal.close(Health(), None)
 
 
-US = 1_000
-
-
 def journal_of(folder):
     run = FakeRun(warmup=0, journal=folder / "rank0.jsonl", spans=True)
     for _ in range(3):
@@ -348,15 +304,6 @@ def test_steps_read_back_with_nested_spans_to_the_microsecond(tmp_path):
     (lane,) = step.lanes
     assert lane.thread == "MainThread"
     assert lane.by_begin() == [("forward_pass", 0, 4), ("attention\\x1b[31m", 1, 3)]
-
-
-def test_the_figures_of_a_run_are_the_same_with_and_without_the_record(tmp_path):
-    path = journal_of(tmp_path)
-    assert lines_of(path, "spans")
-    before = read_run(tmp_path)
-    path.write_bytes(b"".join(line + b"\n" for line in path.read_bytes().splitlines() if b'"spans"' not in line[:16]))
-    assert read_run(tmp_path) == before
-    assert [series.recorded for series in read_series(tmp_path)] == [()]
 
 
 @pytest.mark.parametrize(
@@ -408,13 +355,3 @@ def test_numbers_and_texts_that_cannot_be_are_mended():
     assert (mended.kept_graphs, mended.operators) == (0, 0)
     assert "\x1b" not in f"{mended.autocast}{call}"
     assert (call.site.line, call.site.column, len(call.arguments)) == (0, -1, 32)
-
-
-def test_facts_of_an_earlier_version_lack_what_came_later():
-    read = checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts))
-    assert (read.operators, read.calls, read.long_forward, read.forward) == (
-        checked_facts(FACTS).operators,
-        (),
-        LongOperators(),
-        None,
-    )

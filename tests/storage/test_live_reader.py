@@ -1,8 +1,6 @@
 """A run is read while it is written: step by step, and again from the begin if its journal is another one."""
 
-import json
 import os
-import socket
 
 import pytest
 
@@ -132,19 +130,6 @@ def test_the_next_attempt_of_a_launcher_is_followed(tmp_path):
     look = live.look()
     assert (look.attempt, look.snapshot.steps, look.began_again) == (1, 5, False)
     assert first.look().attempt == 0
-
-
-def test_the_state_is_that_of_the_process(tmp_path):
-    run = begun(tmp_path)
-    train(run)
-    path = tmp_path / "rank0.jsonl"
-    begin, *others = path.read_text().splitlines(keepends=True)
-    states = []
-    for pid, host in ((os.getpid(), socket.gethostname()), (2**22 - 3, socket.gethostname()), (1, "elsewhere")):
-        line = json.loads(begin) | {"pid": pid, "host": host, "wall_ns": 4_000_000_000_000_000_000}
-        path.write_text(json.dumps(line) + "\n" + "".join(others))
-        states.append(LiveRun(tmp_path).look().state)
-    assert states == ["running", "killed", "unknown"]
 
 
 def test_the_age_is_that_of_the_file_and_never_negative(tmp_path):

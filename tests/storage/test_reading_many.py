@@ -1,9 +1,6 @@
 """Reports of many ranks whose files may be elsewhere, torn, or of another attempt."""
 
 import json
-import os
-import socket
-import time
 
 import pytest
 
@@ -12,10 +9,6 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.model.ranks import AttemptStats, GradientSyncStats
 from training_profiler.storage import run_reader
 from training_profiler.storage.run_reader import read_run
-
-STILL_RUNS = "the run still runs: these figures reach to its last interval"
-KILLED = "the run did not come to its end: what followed the last interval is missing"
-UNKNOWN = "the run did not come to its end (or still runs): what followed the last interval is missing"
 
 
 @pytest.fixture(autouse=True)
@@ -27,33 +20,10 @@ def ranks_in(snapshot):
     return [(row.who.rank, row.steps) for row in snapshot.ranks.ranks]
 
 
-def test_sections_are_of_rank_0_and_ranks_are_complete(tmp_path):
-    for rank in range(4):
-        write_rank(tmp_path, rank, steps=10 + 5 * rank)
-    read = read_run(tmp_path)
-    assert (read.steps, read.sections["forward_pass"].count, read.run_folder) == (10, 10, str(tmp_path))
-    assert ranks_in(read) == [(0, 10), (1, 15), (2, 20), (3, 25)]
-    assert (read.ranks.missing, read.ranks.left_out, read.health.notes) == ((), (), ())
-
-
 def test_one_folder_per_machine_is_one_run(tmp_path):
     for rank in range(4):
         write_rank(tmp_path / f"node{rank // 2}", rank)
     assert ranks_in(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
-
-
-@pytest.mark.parametrize(
-    "content", [None, b"", b"\xff\x00" * 99, b'{"kind":"begin","schema":1}\n{"kind":"interval"}\n']
-)
-def test_without_rank_0_the_lowest_rank_is_reported(tmp_path, content):
-    write_rank(tmp_path, 3, steps=30)
-    write_rank(tmp_path, 2, steps=20)
-    if content is not None:
-        (tmp_path / "rank0.jsonl").write_bytes(content)
-    read = read_run(tmp_path)
-    assert (read.steps, ranks_in(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
-    problem = "is missing" if content is None else "cannot be read"
-    assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {problem}"
 
 
 def test_a_broken_journal_is_skipped_and_named_once(tmp_path):
@@ -97,19 +67,6 @@ def test_a_requested_attempt_has_a_note_if_not_the_last(tmp_path):
     assert read.health.notes == ("this is attempt 0; the last one was attempt 1",)
     with pytest.raises(RunFolderError, match="has no attempt 2; it has attempts 0, 1; example: "):
         read_run(tmp_path, attempt=2)
-
-
-@pytest.mark.parametrize(
-    ("process", "note"),
-    [
-        ({"pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns()}, STILL_RUNS),
-        ({"pid": 2**22 + 1, "host": socket.gethostname()}, KILLED),
-        ({"host": "elsewhere"}, UNKNOWN),
-    ],
-)
-def test_a_run_without_an_end_has_a_note_of_its_process(tmp_path, process, note):
-    write_rank(tmp_path, 0, is_ended=False, **process)
-    assert read_run(tmp_path).health.notes == (note,)
 
 
 def test_dropped_intervals_have_a_note(tmp_path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.many_ranks import BEGAN_S, S, summary_by, who, write_rank
+from tests.support.many_ranks import summary_by, write_rank
 from training_profiler.base.errors import RunFolderError
 from training_profiler.storage.journal_discovery import find_journals, select_attempt
 from training_profiler.storage.run_reader import received_ranks
@@ -20,24 +20,6 @@ def read_ranks(folder, attempt=None):
 
 def steps_by_rank(received):
     return {summary.who.rank: summary.steps for summary in received.summaries}
-
-
-def test_the_last_summary_of_each_rank_is_read(tmp_path):
-    for rank in (1, 0, 3, 2):
-        write_rank(tmp_path, rank, steps=10 + 5 * rank)
-    received = read_ranks(tmp_path)
-    assert [summary.who for summary in received.summaries] == [who(rank) for rank in range(4)]
-    assert [summary.sent_ns - BEGAN_S * S for summary in received.summaries] == [10 * S, 15 * S, 20 * S, 25 * S]
-    assert received.summaries[1].sections == summary_by(1, 15, 15).sections
-    assert (received.world_size, received.left_out) == (4, ())
-
-
-def test_ages_are_relative_to_the_latest_summary(tmp_path):
-    write_rank(tmp_path, 0, sent_s=100.0)
-    write_rank(tmp_path, 1, sent_s=30.5)
-    received = read_ranks(tmp_path)
-    assert received.age_s == {0: 0.0, 1: 69.5}
-    assert received.silent_after_s == 60.0
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -84,14 +66,6 @@ def test_a_torn_end_is_replaced_by_the_summary_before(tmp_path):
     assert received.left_out == ("the last line is torn, the one before it was read: rank1.jsonl",)
 
 
-def test_a_journal_with_a_torn_begin_still_has_its_summary(tmp_path):
-    write_rank(tmp_path, 0)
-    path = write_rank(tmp_path, 1)
-    path.write_bytes(path.read_bytes()[100:])
-    received = read_ranks(tmp_path)
-    assert (steps_by_rank(received), received.left_out) == ({0: 10, 1: 10}, ())
-
-
 def test_a_rank_that_ended_without_a_summary_is_named(tmp_path):
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 1, sends=False, is_ended=False)
@@ -120,17 +94,6 @@ def test_no_rank_is_named_while_all_run(tmp_path):
     assert read_ranks(tmp_path).left_out == ()
 
 
-def test_unreadable_files_are_listed_up_to_a_limit(tmp_path):
-    write_rank(tmp_path, 0)
-    (tmp_path / "rank1.jsonl").mkdir()
-    for rank in range(2, 30):
-        (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
-    received = read_ranks(tmp_path)
-    assert steps_by_rank(received) == {0: 10}
-    assert received.left_out[0] == "left out: rank1.jsonl is not a file"
-    assert received.left_out[8:] == ("21 more files left out",)
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -156,15 +119,6 @@ def test_a_garbled_summary_is_replaced_by_the_one_before(tmp_path, garbage):
     with path.open("a") as file:
         file.write(json.dumps({"kind": "rank", **data}, separators=(",", ":")) + "\n")
     assert steps_by_rank(read_ranks(tmp_path))[1] == 5
-
-
-def test_each_attempt_has_its_ranks(tmp_path):
-    for rank in range(4):
-        write_rank(tmp_path, rank, steps=20)
-    for rank in range(2):
-        write_rank(tmp_path, rank, attempt=1, steps=5)
-    assert steps_by_rank(read_ranks(tmp_path)) == {0: 5, 1: 5}
-    assert steps_by_rank(read_ranks(tmp_path, attempt=0)) == {0: 20, 1: 20, 2: 20, 3: 20}
 
 
 def test_a_missing_attempt_is_rejected_with_those_available(tmp_path):

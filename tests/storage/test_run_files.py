@@ -1,14 +1,13 @@
 """The files of a run on each of its ranks."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.recording import FakeClock, FakeRun
-from training_profiler.model.ranks import AttemptStats, RankId
+from training_profiler.model.ranks import RankId
 from training_profiler.model.snapshot import Health
 from training_profiler.safety import files as own_folder
 from training_profiler.settings.settings import Settings
@@ -59,40 +58,6 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_rank_0_makes_the_folder_and_identifies_its_journal(tmp_path):
-    first = Process(tmp_path, 0).flush()
-    assert names_in(tmp_path / RUN) == ["meta.json", "rank0.jsonl"]
-    begin = first.records()[0]
-    assert (begin["run"], begin["rank"], begin["pid"]) == (RUN, 0, os.getpid())
-    assert begin["who"] == {"rank": 0, "world_size": 4, "host": "node0", "node": 0, "local_rank": 0, "attempt": 0}
-    assert begin["launched"] == LAUNCH._asdict()
-    meta = json.loads((tmp_path / RUN / "meta.json").read_text())
-    assert (meta["who"], meta["launched"]) == (begin["who"], begin["launched"])
-    assert [(row["number"], row["begin_wall_ns"]) for row in meta["attempts"]] == [(0, begin["wall_ns"])]
-
-
-def test_other_ranks_use_the_announced_folder(tmp_path):
-    Process(tmp_path, 0).flush()
-    other = Process(tmp_path, 3)
-    other.files.run_name = RUN
-    other.flush()
-    assert other.files.folder == tmp_path / RUN
-    assert names_in(tmp_path / RUN) == ["meta.json", "rank0.jsonl", "rank3.jsonl"]
-    begin, interval = other.records()
-    assert (begin["run"], begin["rank"], interval["kind"]) == (RUN, 3, "interval")
-
-
-def test_a_rank_buffers_lines_until_it_knows_the_folder(tmp_path):
-    other = Process(tmp_path / "runs", 3).flush().flush()
-    assert list(tmp_path.iterdir()) == []
-    assert other.files.folder is None
-    other.files.run_name = RUN
-    other.flush()
-    other.close()
-    kinds = [record["kind"] for record in other.records()]
-    assert kinds == ["begin", "interval", "interval", "interval", "end"]
-
-
 def test_on_another_machine_the_first_rank_makes_the_folder(tmp_path):
     for rank in (2, 3):
         other = Process(tmp_path, rank)
@@ -111,17 +76,6 @@ def test_a_path_as_run_name_is_ignored(tmp_path, name):
     other.flush()
     assert other.files.folder is None
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_rank_finds_the_folder_of_its_launch_on_disk(tmp_path):
-    other = Process(tmp_path, 3).flush()
-    Process(tmp_path, 0).flush()
-    other.flush()
-    assert other.files.folder is None  # it does not search at each flush
-    other.clock.advance(2)
-    other.flush()
-    assert other.files.folder == tmp_path / RUN
-    assert [record["kind"] for record in other.records()] == ["begin", *["interval"] * 3]
 
 
 def test_searches_for_the_folder_become_rarer(tmp_path, monkeypatch):
@@ -222,61 +176,10 @@ def test_only_rank_0_writes_reports(tmp_path):
     assert (tmp_path / RUN / "report.txt").read_text() == "first"
 
 
-def test_a_later_attempt_continues_in_the_folder(tmp_path):
-    before = Process(tmp_path, 0).flush(20)
-    before.files.write_report("before", DATA)
-    before.close("SIGTERM")
-    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # without a report
-    last = Process(tmp_path, 0, attempt=2).flush()
-    last.files.write_report("last", DATA)
-    assert last.files.attempts == (
-        AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
-        AttemptStats(1, 1, 1.0, "ValueError", is_ended=True),
-    )
-    journals = ["rank0-attempt1.jsonl", "rank0-attempt2.jsonl", "rank0.jsonl"]
-    reports = ["report-attempt0.json", "report-attempt0.txt", "report.json", "report.txt"]
-    assert names_in(tmp_path / RUN) == ["meta.json", *journals, *reports]
-    assert (tmp_path / RUN / "report-attempt0.txt").read_text() == "before"
-    assert (tmp_path / RUN / "report.txt").read_text() == "last"
-    meta = json.loads((tmp_path / RUN / "meta.json").read_text())
-    assert [row["number"] for row in meta["attempts"]] == [0, 1, 2]
-    other = Process(tmp_path, 3, attempt=2).flush()
-    assert other.files.folder == tmp_path / RUN
-    assert (tmp_path / RUN / "rank3-attempt2.jsonl").exists()
-
-
-def test_an_attempt_without_the_folder_makes_a_new_one(tmp_path, monkeypatch):
-    Process(tmp_path, 0).flush()
-    monkeypatch.setattr(run_files, "this_launch", lambda launch: LAUNCH._replace(parent_pid=42))
-    later = Process(tmp_path, 0, attempt=1).flush()
-    assert later.files.folder == tmp_path / f"{RUN}-2"
-    meta = json.loads((tmp_path / f"{RUN}-2" / "meta.json").read_text())
-    assert [row["number"] for row in meta["attempts"]] == [1]
-    assert names_in(tmp_path / f"{RUN}-2") == ["meta.json", "rank0-attempt1.jsonl"]
-
-
 def test_a_repeated_attempt_number_begins_a_new_run(tmp_path):
     Process(tmp_path, 0).flush()
     Process(tmp_path, 0, attempt=1).flush()
     assert Process(tmp_path, 0, attempt=1).flush().files.folder == tmp_path / f"{RUN}-2"
-
-
-def test_an_attempt_uses_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    other = Process("runs", 3).flush()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    other.files.run_name = RUN
-    other.flush()
-    assert other.files.folder == tmp_path / "runs" / RUN
-
-
-def test_a_rank_may_learn_its_number_late(tmp_path):
-    other = Process(tmp_path, 1).flush()
-    other.who = replace(other.who, rank=2)
-    other.files.run_name = RUN
-    other.flush()
-    assert (other.records()[0]["rank"], other.records()[0]["who"]["rank"]) == (2, 2)
 
 
 def test_a_full_disk_raises_oserror(tmp_path):

@@ -51,15 +51,6 @@ def read(folder, places, digests, command="python train.py"):
     return read_lines(folder, meta(folder, command), places, digests)
 
 
-@pytest.mark.parametrize("module", ["project.digits", "project.digits.train"])
-def test_lines_of_a_module_that_was_started_by_its_name_are_found(tmp_path, module):
-    written(tmp_path, "project/digits/trainer.py")
-    command = ["-m", module, "--epochs", "3"]
-    digests = recorded(tmp_path, "trainer.py", command=command)
-    found = read(tmp_path, [("trainer.py", 5)], digests, command="python " + " ".join(command))
-    assert (list(found.lines), found.missing) == ([("trainer.py", 5)], {})
-
-
 def test_a_word_after_m_is_a_folder_only_if_it_names_a_module(tmp_path):
     written(tmp_path, "trainer.py")
     digests = {"trainer.py": digest_of((tmp_path / "trainer.py").read_bytes())}

@@ -5,7 +5,6 @@ from collections import Counter
 import msgspec
 import pytest
 
-from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.location import NOT_SAMPLED, Location
@@ -35,17 +34,6 @@ def trained(folder):
     run.spend("validation_epoch", 2.0)
     run.flush()
     return run
-
-
-def test_steps_and_sections_are_there_one_by_one(tmp_path):
-    trained(tmp_path)
-    (series,) = read_series(tmp_path)
-    assert series.steps == 4
-    stretch = next(each for each in series.stretches if len(each.steps_ns))
-    assert [ns / S for ns in stretch.steps_ns] == [1.5, 2.5, 3.5, 4.5]
-    assert stretch.steps_a_block == 1
-    assert [ns / S for ns in stretch.blocks_ns["forward_pass"]] == [1.0, 2.0, 3.0, 4.0]
-    assert [ns / S for ns in stretch.blocks_ns[OTHER]] == [0.5] * 4
 
 
 def test_epochs_and_time_outside_steps_are_there(tmp_path):
@@ -119,16 +107,6 @@ def test_machine_levels_are_means_of_the_stretch(tmp_path):
     run.flush()
     (series,) = read_series(tmp_path)
     assert series.stretches[0].levels["cpu_host"] == pytest.approx(0.3)
-
-
-def test_all_ranks_are_there_and_damaged_lines_are_left_out(tmp_path):
-    for rank in (1, 0):
-        path = write_rank(tmp_path, rank)
-        path.write_bytes(path.read_bytes() + b'{"kind":"interval"}\n{"kind":"int')
-    assert [(series.rank, series.steps, series.host) for series in read_series(tmp_path)] == [
-        (0, 10, "node0"),
-        (1, 10, "node0"),
-    ]
 
 
 def interval(sections, step_ns, **options):

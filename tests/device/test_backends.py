@@ -109,14 +109,6 @@ def test_new_row_is_enough_for_device_timing(new_backend, device):
     assert begin.elapsed_time(end) == 500.0
 
 
-def test_new_row_is_enough_for_memory(new_backend, device):
-    device.count = 2
-    assert Gpus({"torch": new_backend}.get).read() == [
-        GpuReading(0, "Z1", 1000, {"allocated_bytes": 100.0}),
-        GpuReading(1, "Z1", 1000, {"allocated_bytes": 101.0}),
-    ]
-
-
 def test_new_row_is_enough_for_capture_and_without_its_activity_the_host_is_captured(new_backend, monkeypatch):
     assert Window(new_backend, FakeClock(), 5, 8)._activities() == ["CPU", "ZPU"]
     monkeypatch.setattr(backends, "BACKENDS", (Backend("zpu"),))

@@ -39,34 +39,6 @@ def begun(monkeypatch):
     return device_run(monkeypatch, warmup=0)
 
 
-def test_on_a_device_that_was_idle_the_spans_are_where_they_were(begun):
-    step(begun)
-    begun.drain()
-    assert lanes_of(begun, 1) == {
-        "device cuda:0": [
-            ("forward_pass", 0.0, pytest.approx(0.501)),
-            ("backward_pass", pytest.approx(0.501), pytest.approx(0.751)),
-        ]
-    }
-
-
-def test_nested_spans_stay_nested_wherever_the_step_is_moved(begun):
-    begun.device.queue(3.0)
-    with begun.section("forward_pass"):
-        begun.work("attention", 0.5, host_s=0.25)
-        begun.clock.advance(5)
-        begun.work("head", 0.5, host_s=0.25)
-    begun.clock.advance(5)
-    begun.step()
-    begun.drain()
-    (spans,) = lanes_of(begun, 1).values()
-    assert [name for name, _, _ in spans] == ["forward_pass", "attention", "head"]
-    whole, first, second = spans
-    assert whole[1] <= first[1] <= first[2] <= second[1] <= second[2] <= whole[2]
-    # The device was idle when the host came to the head, which shows how far it was behind before.
-    assert (first[1:], second[1:]) == (pytest.approx((3.0, 3.5)), pytest.approx((5.25, 6.0)))
-
-
 def test_what_a_step_shows_places_the_next_one_which_the_device_reaches_late(begun):
     step(begun)
     begun.drain()
@@ -78,14 +50,6 @@ def test_what_a_step_shows_places_the_next_one_which_the_device_reaches_late(beg
     begins = [begin for _, begin, _ in spans]
     assert begins == pytest.approx([1.0, 1.5], abs=1e-3)
     assert begins[0] <= 1.0  # at the earliest: the clocks may drift
-
-
-def test_without_a_sign_of_how_far_behind_the_device_is_its_spans_begin_when_the_host_does(begun):
-    begun.device.queue(1.0)
-    step(begun, rest_s=10.0)
-    begun.drain()
-    (spans,) = lanes_of(begun, 1).values()
-    assert [begin for _, begin, _ in spans] == pytest.approx([0.0, 0.5])
 
 
 def test_a_step_that_the_device_has_not_reached_has_no_lane(begun):

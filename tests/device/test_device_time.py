@@ -35,26 +35,6 @@ def test_a_section_has_the_time_that_its_work_takes_on_the_device(run):
     assert run.snapshot().sections["forward_pass"].total_s == pytest.approx(0.002)
 
 
-def test_device_time_is_added_once_the_device_has_reached_the_span(run):
-    run.work("forward_pass", device_s=2.0)
-    assert run.device_s() == {}
-    run.clock.advance(1)
-    assert run.device_s() == {}
-    run.clock.advance(2)
-    assert run.device_s() == {"forward_pass": (1, pytest.approx(2.001))}
-    assert run.time.stats() == stats(1)
-
-
-def test_sections_nest(run):
-    with run.section("forward_pass"):
-        run.clock.advance(0.5)
-        run.work("attention", device_s=1.0, host_s=0.5)
-        run.clock.advance(0.5)
-        run.device.queue(1.0)
-    run.clock.advance(5)
-    assert run.device_s() == {"forward_pass": (1, 3.0), "attention": (1, 1.5)}
-
-
 def test_a_span_that_ends_on_a_stream_that_is_ahead_is_not_measured(run):
     run.device.stream = 1
     run.device.queue(5.0)
@@ -141,31 +121,6 @@ def test_no_accelerator_is_begun_with_during_a_capture_or_without_timing(monkeyp
     run.work("forward_pass", device_s=0.5)
     assert run.snapshot().device is None
     assert run.disabled == {"device time": "events of mps have no timing"}
-
-
-def test_what_was_before_the_accelerator_was_in_use_is_not_counted(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    found, run.found = run.found, lambda: None
-    run.poll()
-    run.work("forward_pass", device_s=0.5)
-    run.found = found
-    run.clock.advance(60)
-    run.poll()
-    run.work("forward_pass", device_s=0.5)
-    run.clock.advance(60)
-    assert run.device_s()["forward_pass"][0] == 1
-    assert run.time.stats() == stats(1)
-
-
-def test_a_section_that_the_program_keeps_is_stamped_too(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    kept = run.section("forward_pass")
-    with kept:
-        run.clock.advance(1)
-    run.poll()
-    with kept:
-        run.clock.advance(1)
-    assert run.device_s() == {"forward_pass": (1, 1.0)}
 
 
 def test_a_span_that_ends_where_nothing_could_be_noted_is_counted_as_that(run):
@@ -277,24 +232,6 @@ def test_a_driver_that_raises_when_asked_switches_it_off_and_keeps_what_was_know
     assert run.time.stats().spans == 1
 
 
-def test_a_driver_that_raises_when_asked_for_a_capture_takes_nothing_else_with_it(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    errors = []
-
-    def is_capturing():
-        if errors:
-            raise errors[0]
-        return False
-
-    found = replace(run.device.accelerator(), is_capturing=is_capturing)
-    run.found = lambda: found
-    run.poll()
-    run.work("forward_pass", device_s=0.5)
-    errors.append(RuntimeError("CUDA error: a blocking stream is capturing"))
-    assert run.snapshot().sections["forward_pass"].count == 1
-    assert run.disabled == {"device time": "CUDA error: a blocking stream is capturing"}
-
-
 @pytest.mark.usefixtures("no_wait")
 def test_after_an_error_of_the_driver_no_event_is_freed(run):
     run.work("forward_pass", device_s=0.5)
@@ -321,17 +258,6 @@ def test_at_the_end_the_device_is_given_a_moment_for_the_rest(run):
     run.work("forward_pass", device_s=0.5)
     assert run.finish().sections["forward_pass"].device_total_s == pytest.approx(0.501)
     assert "synchronize" not in run.device.calls
-
-
-@pytest.mark.usefixtures("no_wait")
-@pytest.mark.parametrize("is_capturing", [False, True])
-def test_what_is_not_done_at_the_end_is_counted_and_nothing_is_asked_in_a_capture(run, is_capturing):
-    run.work("forward_pass", device_s=0.5)
-    run.device.is_stuck, run.device.is_capturing = not is_capturing, is_capturing
-    run.device.calls.clear()
-    run.finish()
-    assert run.time.stats() == stats(0, **{"the device had not come to their end when the run ended": 1})
-    assert bool(run.device.calls) is not is_capturing
 
 
 @pytest.mark.usefixtures("no_wait")

@@ -12,7 +12,6 @@ from training_profiler.recording.data_loader import (
     behind_subsets,
     loader_arguments,
 )
-from training_profiler.recording.event_codes import LOADER
 
 
 class Tensor:
@@ -196,25 +195,6 @@ class Pass:
     def __init__(self, batches, samples, phase=None, made=NONE_MADE):
         self.fetches, self.samples, self.phase, self.made = batches, samples, phase, made
         self.is_cut = False
-
-
-def test_fetch_records_a_change_of_loader_once(run):
-    first, counts = profiled(run, [Tensor(1)] * 3)
-    second, other = profiled(run, [Tensor(1)] * 3)
-    list(first)
-    list(second)
-    codes = [code - LOADER for code in run.recorder.buffer().events[1::2] if code >= LOADER]
-    assert codes == [counts.loader_id, other.loader_id]
-
-
-def test_is_fetching_is_set_during_a_manual_fetch(run):
-    def batches():
-        states.append(run.recorder.buffer().is_fetching)
-        yield Tensor(1)
-
-    states = []
-    list(profiled(run, batches())[0])
-    assert (states, run.recorder.buffer().is_fetching) == ([True], False)
 
 
 def test_discard_clears_the_loader(run):

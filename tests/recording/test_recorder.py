@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.event_codes import EPOCH_BEGIN, STEP_END
+from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
@@ -46,14 +46,6 @@ def test_ended_thread_is_drained_once_more_and_removed(recorder):
         ("loader", False, [1, -1]),
     ]
     assert [thread.is_alive for thread in recorder.drain().threads] == [True]
-
-
-def test_marks_carry_kind_and_time(recorder, clock):
-    recorder.mark(EPOCH_BEGIN)
-    clock.advance_ns(5)
-    assert recorder.mark(STEP_END) == 1005
-    assert recorder.drain().marks == [1000, EPOCH_BEGIN, 1005, STEP_END]
-    assert recorder.drain().marks == []
 
 
 def test_full_buffer_requests_a_drain_and_is_emptied_without_a_session(recorder):

@@ -2,8 +2,6 @@ import asyncio
 
 import pytest
 
-from training_profiler.recording.event_codes import DISCARDED
-
 
 def spans_of(recorder) -> list[int]:
     """Return the durations of the calling thread's leaf spans in ns."""
@@ -109,12 +107,3 @@ def test_decorated_async_generator_forwards_sent_and_thrown_values_and_its_end(r
 def test_decorating_a_non_callable_raises_with_an_example(recorder):
     with pytest.raises(TypeError, match=r"decorates one function, and was given other arguments; .*example: @profile_"):
         recorder.section("a")(3)
-
-
-def test_discarded_span_marks_its_exit(recorder):
-    section = recorder.section("a")
-    section.__enter__()
-    section.discard()
-    thread_id = recorder.thread_id()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
-    assert flat[1::2] == [1, -1 - DISCARDED]

@@ -4,7 +4,7 @@ import pytest
 
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
 from training_profiler.recording.recorder import MAX_MARKS
-from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
+from training_profiler.recording.section import FLUSH_AT_MOST
 
 
 @pytest.fixture
@@ -16,14 +16,6 @@ def held(recorder, clock):
         clock.advance_ns(5)
     recorder.watermark_ns = 1010
     return recorder
-
-
-def test_events_are_drained_once_released(held):
-    batch = held.drain()
-    assert (batch.until_ns, batch.threads[0].events) == (1010, [1000, 1, 1010, -1])
-    held.watermark_ns = None
-    batch = held.drain()
-    assert (batch.until_ns, batch.threads[0].events) == (1030, [1015, 2, 1025, -2])
 
 
 def test_marks_after_the_watermark_are_not_drained(held, clock):
@@ -43,20 +35,6 @@ def test_batch_never_ends_before_the_last_one(held):
     assert held.drain().until_ns == 1010
     held.watermark_ns = 1003
     assert held.drain().until_ns == 1010
-
-
-def test_ended_thread_keeps_events_after_the_watermark(held):
-    other = ThreadBuffer("other", lambda: None, held.implementation)
-    other.events.extend([1002, 1, 1012, -1])
-    held.buffers.append(other)
-
-    def of_other(batch):
-        return [(thread.is_alive, thread.events) for thread in batch.threads if thread.name == "other"]
-
-    assert of_other(held.drain()) == [(True, [1002, 1])]
-    held.watermark_ns = None
-    assert of_other(held.drain()) == [(False, [1012, -1])]
-    assert of_other(held.drain()) == []
 
 
 def test_is_blocked_while_the_watermark_stands_still(held):

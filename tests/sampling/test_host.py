@@ -138,16 +138,6 @@ def test_children_are_searched_for_less_often_later_on():
     assert searched_at == [0, 1, 2, 4, 8, 16, 32, 52, 72]
 
 
-def test_slow_search_for_children_runs_less_often():
-    psutil = FakePsutil()
-    psutil.search_s = 0.02
-    host = host_of(psutil)
-    for _ in range(150):
-        host.read()
-        psutil.now_s += 1.0
-    assert psutil.searches == 2  # the second 100 s later
-
-
 def test_many_children_are_read_less_often():
     psutil = FakePsutil()
     children = [worker(psutil, 2 + i) for i in range(4)]

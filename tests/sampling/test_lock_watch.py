@@ -100,16 +100,6 @@ def test_a_helper_that_begins_is_noticed_and_its_past_is_not_counted():
     assert threads.part_held() == pytest.approx(0.2, abs=0.01)
 
 
-def test_helpers_are_looked_for_only_beside_busy_threads():
-    found = []
-    threads = Threads(training=0.9, other=0.05)
-    threads.watch = LockWatch(
-        threads.cpu_ns, threads.process_ns, lambda: [TRAINING, OTHER], lambda: threads.now_ns, lambda: found.append(1)
-    )
-    threads.part_held()
-    assert not found
-
-
 def test_threads_of_openmp_are_no_helpers():
     torch.zeros(1000, 1000).exp().sum()
     helpers = helper_threads()

@@ -90,16 +90,6 @@ def test_stopped_process_is_recognized(tmp_path):
     assert not is_stopped(os.getpid())
 
 
-def test_dump_is_parsed_outermost_frame_first():
-    dump = (
-        'Current thread 0x00007f01 (most recent call first):\n  File "/a b/x.py", line 3 in f\n\n'
-        "Thread 0x00007f02 (most recent call first):\n  <no Python frame>\n\n"
-        'Thread 0x00007f03 (most recent call first):\n  Garbage-collecting\n  File "y.py", line 2 in g\n'
-        '  File "y.py", line 9 in <module>\n'
-    )
-    assert parse_dump(dump) == [[("/a b/x.py", 3, "f")], [], [("y.py", 9, "<module>"), ("y.py", 2, "g")]]
-
-
 def waiting(started, end):
     started.set()
     end.wait()

@@ -24,7 +24,6 @@ from training_profiler.sampling.user_code import (
     is_short,
     places_of_this_process,
     reads_number,
-    runs_python,
     tokenizes,
     waits_in,
 )
@@ -215,14 +214,6 @@ def test_code_without_columns_has_no_name() -> None:
     code, instruction = calling_code("copy.deepcopy(loss)")
     without = code.replace(co_linetable=b"\xe8\x00" * (len(code.co_code) // 2))  # a line each, no columns
     assert called_function(without, instruction) == ""
-
-
-def test_loops_and_the_begin_of_functions_run_python() -> None:
-    code = compile("for x in y:\n    z = x", "train.py", "exec")
-    names = {step.opname for step in dis.get_instructions(code) if runs_python(code, step.offset)}
-    assert names == {"RESUME", "JUMP_BACKWARD"}
-    assert not runs_python(code, -1)
-    assert not runs_python(code, 10_000)
 
 
 def test_functions_of_numbers_and_containers_are_short() -> None:

@@ -83,6 +83,16 @@ def test_sync_of_warmup_steps_is_left_out_with_them(run):
     assert synchronization.settled_total_s == 19
 
 
+def test_late_sync_of_a_step_is_not_counted_twice(run):
+    run.step(backward_pass=50)
+    add_sync(run, exchanged(40))
+    run.flush()
+    run.steps(19, backward_pass=3)
+    add_sync(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
+    synchronization = run.snapshot().sections["synchronization"]
+    assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
+
+
 def test_moved_sync_reads_back_from_the_journal(tmp_path):
     run = FakeRun(journal=tmp_path / "rank0.jsonl")
     for of_steps in ((), ((0, 2 * S), (1, 1 * S))):

@@ -91,6 +91,18 @@ def test_sections_with_fewer_than_30_samples_of_many_lines_show_none(samples, cl
     assert ("forward_pass" in run.snapshot().lines) == claims
 
 
+def test_samples_outside_user_code_count_but_are_not_shown():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.sample_line(MODEL, 15)
+        run.sample_line(None, 45)
+        run.clock.advance(1)
+    with run.section("backward_pass"):
+        run.sample_line(None, 60)
+        run.clock.advance(1)
+    assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
+
+
 def test_samples_after_the_last_step_are_outside_steps():
     run = FakeRun()
     train(run)
@@ -286,3 +298,18 @@ def test_samples_of_seconds_with_many_of_them_do_not_count_more():
     first, second = snapshot.lines["forward_pass"]
     assert (first.function, first.share, first.samples) == ("late", pytest.approx(0.9, abs=0.01), 450)
     assert (second.function, second.share, second.samples) == ("early", pytest.approx(0.1, abs=0.01), 500)
+
+
+def test_settled_lines_have_the_time_that_their_samples_stand_for():
+    run = trained(once=500, warmup=1)
+    for line, steps, samples in ((ONCE, 20, 30), (EACH, 20, 2)):
+        for _ in range(steps):
+            run.spend("forward_pass", 0.05)
+            run.sample_line(line, times=samples)
+            run.clock.advance(0.05)
+            run.step()
+        run.flush()
+    lines = {line.function: line for line in run.snapshot().lines_of_steps(OTHER)}
+    whole = sum(line.share for line in lines.values())
+    assert lines["prepare"].samples == 600  # and 100 of the other line
+    assert lines["prepare"].share / whole == pytest.approx(20 / 99, abs=0.01)

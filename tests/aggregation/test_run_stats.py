@@ -168,6 +168,14 @@ def test_an_epoch_has_its_own_stats(run):
     assert run.snapshot().epochs == (epoch,)
 
 
+def test_an_epoch_without_loaders_counts_its_steps_as_batches(run):
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    run.step(forward_pass=1)
+    epoch = run.end_epoch()
+    assert (epoch.batches, epoch.avg_batch_s, epoch.first_fetch_s) == (2, 1.0, None)
+
+
 def test_mutually_nested_sections_have_no_circular_parents(run):
     for outer, inner in (("a", "b"), ("b", "a")):
         with run.section(outer):
@@ -275,6 +283,16 @@ def run_with_startup() -> FakeRun:
     for location, samples in ((BEFORE, 4), (IMPORTS, 10), (MODEL, 4), (OWN, 2)):
         sampled(run, location, samples)
     return run
+
+
+def test_the_longest_of_several_lines_has_its_own_time():
+    run = FakeRun()
+    sampled(run, IMPORTS, 12)
+    sampled(run, IMPORTS._replace(line=5), 8)
+    run.step(data_loading=0.5)
+    assert startup_lines(run.snapshot()) == [
+        "Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"
+    ]
 
 
 def test_imports_are_unused_where_nothing_of_the_package_runs():

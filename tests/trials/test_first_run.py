@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.golden import assert_golden
 from tests.support.loader_workers import WORKERS, machine, waiting_run
 from tests.support.recording import snapshot_of
 from training_profiler.model.machine import Level, MachineStats
@@ -179,70 +181,31 @@ def with_workers(loader_workers, cores=8.0, num_workers=2, using_s=0.010):
     return workers_that_would_do(run, run.loaders[0])
 
 
-OF_COMPUTING = "; if all of that is computing, 2 CPUs would make one in"
-EIGHT = "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
+KEEP_UP = {
+    "two workers": prediction(0.62),
+    "one": prediction(0.3),
+    "more than 64": prediction(0.997),
+    "more than there are CPUs": prediction(0.9),
+    "time lost to other programs is no time for a batch": prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4)),
+    "a CPU a rank": prediction(0.62, cores=4.0, local_ranks=4),
+    "several batches a step": prediction(0.62, loader=replace(LOADER, batches=800)),
+    "the times of workers count": with_workers(WORKERS),
+    "within four CPUs": with_workers(WORKERS, cores=4.0),
+    "workers wait for a disk": with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0),
+    "workers wait for a CPU": with_workers(replace(WORKERS, cpu_avg_s=0.040, cpu_wait_avg_s=0.040)),
+    "enough CPUs": prediction(0.9, cores=16.0),
+    "unknown CPUs": workers_that_would_do(replace(waiting_run(), machine=None), waiting_run().loaders[0]),
+    "it waits for nothing": prediction(0.02),
+    "it uses batches in no time that could be measured": prediction(1.0),
+    "each worker may yield everything": prediction(0.62, loader=replace(LOADER, is_map_style=False)),
+    "a loader that is not torch's": prediction(0.62, loader=replace(LOADER, num_workers=None)),
+    "unknown workers": with_workers(None),
+    "few batches of workers": with_workers(replace(WORKERS, batches=9)),
+    "enough workers, and late for another reason": with_workers(WORKERS, num_workers=8),
+    "two loaders, whose waiting is known only together": prediction(0.62, loaders=(LOADER, replace(LOADER, name="1"))),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "begin", "end"),
-    [
-        (
-            prediction(0.62),
-            "2 workers would keep up, with a CPU each: ",
-            ": a batch takes 31.0 ms to make and 19.0 ms to use",
-        ),
-        (prediction(0.3), "1 worker would keep up: ", ""),
-        (
-            prediction(0.997),
-            "more than 64 workers would be needed to keep up, with a CPU each: a batch takes 49.9 ms to make and 0.1",
-            f"{OF_COMPUTING} 24.9 ms at best",
-        ),
-        (prediction(0.9), "9 workers would keep up, ", f"{OF_COMPUTING} 22.5 ms at best"),
-        # The time that the training lost to other programs is not time for a batch.
-        (
-            prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4)),
-            "9 workers would keep up, with a CPU each: a batch takes 27.0 ms to make and 3.00 ms to use",
-            f"{OF_COMPUTING} 13.5 ms at best",
-        ),
-        (prediction(0.62, cores=4.0, local_ranks=4), "", "1 CPU a rank would make one in 31.0 ms at best"),
-        (
-            prediction(0.62, loader=replace(LOADER, batches=800)),  # several a step
-            "2 workers",
-            "a batch takes 7.75 ms to make and 4.75 ms to use",
-        ),
-        (with_workers(WORKERS), EIGHT, EIGHT),  # whose own times count
-        (with_workers(WORKERS, cores=4.0), EIGHT, "; 4 CPUs would make one in 20.0 ms at best"),
-        (with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0), EIGHT, EIGHT),  # they wait for a disk
-        (
-            with_workers(replace(WORKERS, cpu_avg_s=0.040, cpu_wait_avg_s=0.040)),  # half of the time without a CPU
-            "4 workers would keep up: a batch takes 40.0 ms to make",
-            "",
-        ),
-    ],
-)
-def test_so_many_workers_would_keep_up(text, begin, end):
-    assert text.startswith(begin)
-    assert text.endswith(end)
-
-
-def test_with_enough_cpus_or_unknown_ones_no_bound_is_said():
-    assert "at best" not in str(prediction(0.9, cores=16.0))
-    run = replace(waiting_run(), machine=None)
-    assert "at best" not in str(workers_that_would_do(run, run.loaders[0]))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        prediction(0.02),  # waits for nothing
-        prediction(1.0),  # uses batches in no time that could be measured
-        prediction(0.62, loader=replace(LOADER, is_map_style=False)),  # each worker may yield everything
-        prediction(0.62, loader=replace(LOADER, num_workers=None)),  # not torch's
-        with_workers(None),
-        with_workers(replace(WORKERS, batches=9)),
-        with_workers(WORKERS, num_workers=8),  # enough, and late for another reason
-        prediction(0.62, loaders=(LOADER, replace(LOADER, name="1"))),  # whose waiting is known only together
-    ],
-)
-def test_nothing_is_said_where_it_is_unknown_or_does_not_matter(text):
-    assert text is None
+def test_how_many_workers_would_keep_up_is_said_where_it_matters_and_is_known():
+    texts = [f"##### {name}\n{text or '(nothing)'}\n" for name, text in KEEP_UP.items()]
+    assert_golden(Path(__file__).parents[1] / "golden" / "reports" / "workers.txt", "".join(texts))

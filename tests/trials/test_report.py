@@ -1,9 +1,11 @@
 """The table of a session, and what the findings of a run say of their fixes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support.golden import assert_golden
 from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS, WORKERS, effect
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.reports.layout import Layout
@@ -19,42 +21,11 @@ from training_profiler.trials.results import (
     Row,
 )
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "reports" / "trials.txt"
+
 
 def rendered(results, width=80):
     return render_results(results, "runs/20261121-142530", Layout(width=width))
-
-
-def row_of(text, begin):
-    (line,) = [line for line in text.splitlines() if line.startswith(begin)]
-    return line.split()
-
-
-def test_the_table_shows_step_gain_losses_and_line():
-    text = rendered(RESULTS)
-    assert text.startswith("=== Tried on train.py: 3 changes, 4 min 12 s ===\n")
-    assert row_of(text, "num_workers=2") == [
-        "num_workers=2", "24.9", "ms", "-39.5%", "(-40.5", "..", "-38.5)", "identical", "train.py:41",
-    ]  # fmt: skip
-    assert row_of(text, "unchanged ") == ["unchanged", "41.2", "ms"]
-    assert row_of(text, "pin_memory") == ["pin_memory", "-", "not", "tried:", "no", "accelerator"]
-    assert "    slower; compiles for 38.0 s, 2 recompilations\n" in text
-    order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]  # the largest gain first
-    assert sorted(order, key=text.index) == order
-    for width in (80, 100):
-        assert max(map(len, rendered(RESULTS, width).splitlines())) <= width
-
-
-def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row():
-    many = [
-        Row(f"num_workers={count}", "num_workers", f"DataLoader(num_workers={count})", NOT_TRIED, "only 2 CPUs")
-        for count in (4, 8, 16)
-    ]
-    other = replace(many[0], name="num_workers=1", reason="is set already")
-    text = rendered(replace(RESULTS, rows=(WORKERS, many[0], PINNED, *many[1:], other)), 100)
-    assert row_of(text, "num_workers=4")[:3] == ["num_workers=4,", "8,", "16"]
-    assert "not tried: only 2 CPUs" in text
-    assert "num_workers=8" not in text
-    assert "is set already" in text
 
 
 AUTOCAST = replace(FUSED, name="autocast", label="autocast(bfloat16)", changes_numerics=True)
@@ -70,62 +41,37 @@ COMPILE = replace(FUSED, name="compile", label="torch.compile(model)", family="c
 PAYING = replace(COMPILE, compile_s=28.0, recompilations=1, break_even_steps=20_000)
 
 
-@pytest.mark.parametrize(
-    ("changed", "there", "not_there"),
-    [
-        ({"rows": (BESIDE_OTHERS,)}, ["    undecided: it waited for a CPU\n"], []),
-        ({"rows": (AUTOCAST,)}, ["    changes the numerics\n"], []),
-        ({"rows": (replace(AUTOCAST, is_ceiling=True),)}, ["a ceiling: no edit has this"], ["changes the numerics"]),
-        (
-            {"rows": (WORKERS, replace(FUSED, verdict=NOT_CONFIRMED))},
-            ["    with fused, not confirmed alone\nThis run"],
-            [],
-        ),
-        ({}, ["This run of 12,000 steps would take 4 min 37 s instead of"], ["not confirmed alone"]),
-        ({}, ["8 min 14 s, with", "The edit: training-profiler try --show-diff runs/20261121-142530"], []),
-        ({"total_steps": None}, ["1,000 steps would take 23.1 s instead of 41.2 s"], []),
-        ({"total_steps": None}, ["What the trials took is paid back after 13,933 steps."], []),
-        ({"part_in_steps": 0.5}, ["41.2 -> 23.1 ms: 22% of the training time (3 min 37 s of this run) saved.\n"], []),
-        (
-            {"part_in_steps": 1.0, "total_steps": None},
-            ["41.2 -> 23.1 ms: 44% of the training time (18.1 s of 1,000 steps) saved.\n"],
-            [],
-        ),
-        ({"rows": (COMPILE,), "together": None, "part_in_steps": 1.0}, ["instead of"], [" saved."]),
-        ({"rows": (replace(WORKERS, step_s=0.031),)}, [" 24.9 ms  -39.5%"], [" 31.0 ms"]),  # what is measured in pairs
-        ({"rows": (COMPILE,), "together": None}, ["would take 8 min 28 s instead of 8 min 14 s"], []),
-        (
-            {"rows": (PAYING,), "together": None},
-            ["    compiles for 28.0 s, 1 recompilation, paid back after 20,000 steps\n"],
-            ["longer"],
-        ),
-        ({"rows": (COMPILE,)}, ["    nothing was compiled\n"], ["paid back after 20"]),
-        (NO_GAIN, ["No change is shown to help.\n"], ["would take", "--show-diff"]),
-        (UNCONFIRMED, ["gain not confirmed", "no verdict", "No change is shown to help."], []),
-        ({"rows": (replace(PINNED, verdict=FAILED, reason="out of memory"),)}, ["failed: out of memory"], []),
-        (
-            {"is_interrupted": True, "control": CONTROL},
-            ["=== Tried on train.py: 3 changes, 4 min 12 s, stopped early ==="],
-            [],
-        ),
-        (
-            LEFT,
-            ["    not finished\n", "No change is shown to help so far.\nNot finished: num_workers=2, compile.\n"],
-            [],
-        ),
-        (LEFT, ["To go on: training-profiler try --resume runs/20261121-142530\n"], []),
-        (
-            {"rows": (replace(WORKERS, verdict=NOT_SHOWN, effect=replace(WORKERS.effect, total=0.031)),)},
-            ["    no gain shown; +3.1% in all blocks together\n"],
-            [],
-        ),
-        ({"rows": (replace(WORKERS, effect=replace(WORKERS.effect, total=-0.39)),)}, [], ["in all blocks"]),
-    ],
-)
-def test_the_table_and_what_follows_it_say_what_the_figures_do_not(changed, there, not_there):
-    text = rendered(replace(RESULTS, **changed))
-    assert [words for words in there if words not in text] == []
-    assert [words for words in not_there if words in text] == []
+SAME_REASON = [
+    Row(f"num_workers={count}", "num_workers", f"DataLoader(num_workers={count})", NOT_TRIED, "only 2 CPUs")
+    for count in (4, 8, 16)
+]
+IS_SET = replace(SAME_REASON[0], name="num_workers=1", reason="is set already")
+SESSIONS = {
+    "changes, and all together": {},
+    "changes of a kind that were not tried for the same reason are one row": {
+        "rows": (WORKERS, SAME_REASON[0], PINNED, *SAME_REASON[1:], IS_SET)
+    },
+    "undecided": {"rows": (BESIDE_OTHERS,)},
+    "other numerics": {"rows": (AUTOCAST,)},
+    "a ceiling": {"rows": (replace(AUTOCAST, is_ceiling=True),)},
+    "a part of them is not confirmed alone": {"rows": (WORKERS, replace(FUSED, verdict=NOT_CONFIRMED))},
+    "the length of the run is unknown": {"total_steps": None},
+    "half of the run is steps": {"part_in_steps": 0.5},
+    "all of a run of unknown length is steps": {"part_in_steps": 1.0, "total_steps": None},
+    "compiling takes longer than it saves": {"rows": (COMPILE,), "together": None, "part_in_steps": 1.0},
+    "what is measured in pairs is shown": {"rows": (replace(WORKERS, step_s=0.031),)},
+    "compiling pays": {"rows": (PAYING,), "together": None},
+    "nothing was compiled": {"rows": (COMPILE,)},
+    "no gain": NO_GAIN,
+    "no gain is confirmed": UNCONFIRMED,
+    "failed": {"rows": (replace(PINNED, verdict=FAILED, reason="out of memory"),)},
+    "stopped early": {"is_interrupted": True, "control": CONTROL},
+    "not finished": LEFT,
+    "slower in all blocks together": {
+        "rows": (replace(WORKERS, verdict=NOT_SHOWN, effect=replace(WORKERS.effect, total=0.031)),)
+    },
+    "as fast in all blocks together": {"rows": (replace(WORKERS, effect=replace(WORKERS.effect, total=-0.39)),)},
+}
 
 
 FOREACH = replace(FUSED, name="foreach", family="foreach", verdict=NOT_SHOWN, effect=effect(-0.005))
@@ -145,38 +91,41 @@ KEPT = replace(WORKERS, name="persistent_workers", family="persistent_workers", 
 ONE_BATCH = replace(UNSAVED, name="one_batch", family="one_batch")
 
 
-@pytest.mark.parametrize(
-    ("code", "rows", "text"),
-    [
-        ("data-loading-bound", (WORKERS, FUSED), "num_workers=2 -39.5% (-40.5 .. -38.5)"),
-        ("optimizer-heavy", (WORKERS, FUSED), "fused -3.4% (-4.4 .. -2.4)"),
-        # Of two numbers of workers the better one, and all changes that go together.
-        (
-            "data-loading-bound",
-            (KEPT, FOUR, WORKERS),
-            "num_workers=2 -39.5% (-40.5 .. -38.5), persistent_workers -10.0% (-11.0 .. -9.0)",
-        ),
-        ("optimizer-heavy", (FUSED, replace(FOREACH, verdict=FASTER)), "fused -3.4% (-4.4 .. -2.4)"),
-        ("optimizer-heavy", (replace(FUSED, verdict=NOT_SHOWN), FOREACH), "no gain shown (fused, foreach)"),
-        ("forward-dominates", (COMPILED,), "slower (compile)"),
-        (
-            "optimizer-heavy",
-            (replace(FUSED, verdict=NOT_CONFIRMED), replace(FOREACH, verdict=FAILED, effect=None)),
-            "gain not confirmed (fused); failed (foreach)",
-        ),
-        # A ceiling counts only where nothing else was tried.
-        ("checkpointing-heavy", (UNSAVED,), "no_checkpoints -39.5% (-40.5 .. -38.5) (a ceiling)"),
-        ("data-loading-bound", (ONE_BATCH, replace(WORKERS, verdict=NOT_SHOWN)), "no gain shown (num_workers=2)"),
-        # What was not tried, or is not the fix.
-        ("data-loading-bound", (PINNED,), ""),
-        ("data-loading-bound", (FUSED,), ""),
-        ("memory-growth", (WORKERS,), ""),
-    ],
-)
-def test_a_finding_says_what_its_fix_has_brought(code, rows, text):
+NOT_CONFIRMED_ONE = replace(FUSED, verdict=NOT_CONFIRMED), replace(FOREACH, verdict=FAILED, effect=None)
+FINDINGS = {
+    "the fix that helped": ("data-loading-bound", (WORKERS, FUSED)),
+    "another finding's": ("optimizer-heavy", (WORKERS, FUSED)),
+    "of two numbers of workers the better one, and all changes that go together": (
+        "data-loading-bound",
+        (KEPT, FOUR, WORKERS),
+    ),
+    "the better of two that exclude each other": ("optimizer-heavy", (FUSED, replace(FOREACH, verdict=FASTER))),
+    "no gain": ("optimizer-heavy", (replace(FUSED, verdict=NOT_SHOWN), FOREACH)),
+    "slower": ("forward-dominates", (COMPILED,)),
+    "not confirmed, and failed": ("optimizer-heavy", NOT_CONFIRMED_ONE),
+    "only a ceiling": ("checkpointing-heavy", (UNSAVED,)),
+    "a ceiling counts only where nothing else was tried": (
+        "data-loading-bound",
+        (ONE_BATCH, replace(WORKERS, verdict=NOT_SHOWN)),
+    ),
+    "not tried": ("data-loading-bound", (PINNED,)),
+    "not its fix": ("data-loading-bound", (FUSED,)),
+    "no change is": ("memory-growth", (WORKERS,)),
+}
+
+
+def tried(code, rows):
     finding = Finding(code, "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)))
     (found,) = with_trials([finding], replace(RESULTS, rows=rows))
-    assert found.tried == text
+    return found.tried
+
+
+def test_tables_and_findings_say_it_to_the_letter():
+    tables = {name: rendered(replace(RESULTS, **changed)) for name, changed in SESSIONS.items()}
+    findings = {name: f"{code}: {tried(code, rows)}\n" for name, (code, rows) in FINDINGS.items()}
+    assert_golden(GOLDEN, "".join(f"##### {name}\n{text}" for name, text in (tables | findings).items()))
+    for width in (80, 100):
+        assert max(map(len, rendered(RESULTS, width).splitlines())) <= width
 
 
 def test_a_finding_without_a_fix_and_a_run_without_trials_stay_as_they_are():

@@ -1,9 +1,9 @@
 """Which treatments apply is decided from what a first run found; which are tried, from its findings."""
 
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
-
+from tests.support.golden import assert_golden
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.finding import Finding, Losses
 from training_profiler.model.machine import MachineStats
@@ -39,6 +39,10 @@ RUN = replace(
 FACTS = facts_of(RUN)
 
 
+OF_INSTALLED = ("jemalloc", "tcmalloc", "no_scalars")  # which depend on the environment
+BY_NAME = [each.name for each in TREATMENTS if each.name not in OF_INSTALLED]
+
+
 def reasons(facts) -> dict[str, str]:
     return {each.name: reason for each in TREATMENTS if (reason := each.reason_not(facts)) is not None}
 
@@ -54,64 +58,49 @@ def test_facts_are_those_of_the_trainings_loaders():
     assert FACTS.validates_by_loader
 
 
+def called(kind, name, *arguments):
+    return {"calls": (CallFacts(kind, name, CallSite("train.py", 7), arguments),)}
+
+
+def of_loader(**change):
+    return {"loaders": (replace(LOADERS[0], **change),)}
+
+
+# Of each, what does not apply for another reason than in FACTS, and what does.
+OTHERS = {
+    "an iterable data set": of_loader(is_map_style=False),
+    "workers": of_loader(num_workers=2),
+    "workers that are kept": of_loader(num_workers=2, persistent_workers=True),
+    "workers of a loader that is made again": of_loader(num_workers=2, is_remade=True),
+    "workers that prefetch": of_loader(num_workers=2, prefetch_factor=4),
+    "a data set that returns batches": of_loader(fetches_batches=True),
+    "a data set of the program": of_loader(data_set="Images"),
+    "no loaders": {"loaders": ()},
+    "a fused optimizer": {"optimizer": ADAM._replace(fused=True)},
+    "an optimizer without a fused form": {"optimizer": ADAM._replace(has_fused=False)},
+    "complex numbers": {"optimizer": ADAM._replace(dtypes=("complex64",))},
+    "bfloat16": {"optimizer": ADAM._replace(dtypes=("bfloat16",))},
+    "autocast": {"autocast": "float16"},
+    "it compiles": {"is_compiled": True},
+    "it compiles for any shape": called(COMPILE, "torch.compile", ("dynamic", "True")),
+    "an accelerator": {"accelerator": "cuda"},
+    "DDP": called(DDP, "DistributedDataParallel", ("static_graph", "True")),
+    "gradients become zeros": called(ZERO_GRAD, "zero_grad"),
+    "a validation": {"sections": frozenset(["validation_epoch"])},
+}
+
+
 def test_what_does_not_apply_says_why():
-    found = reasons(FACTS)
-    assert found["num_workers=8"] == "only 4 CPUs"
-    assert found["persistent_workers"] == found["prefetch_factor=4"] == "the loader has no workers"
-    assert found["pin_memory"] == "no accelerator"
-    assert found["num_threads=2"] == "is set already"
-    assert found["set_to_none"] == "no zero_grad(set_to_none=False)"
-    assert found["static_graph"] == "no DistributedDataParallel"
-    assert found["matmul_precision"] == "only for devices of CUDA"
-    assert found["no_checkpoints"] == "no checkpoint was saved"
-    assert {"num_workers=2", "fused", "foreach", "compile", "gc_freeze", "one_batch"} & found.keys() == set()
-
-
-@pytest.mark.parametrize(
-    ("change", "name", "reason"),
-    [
-        ({"is_map_style": False}, "num_workers=2", "an iterable data set may repeat its data in each worker"),
-        ({"num_workers": 2}, "num_workers=2", "is set already"),
-        ({"num_workers": 2, "persistent_workers": True}, "persistent_workers", "is set already"),
-        ({"num_workers": 2, "is_remade": True}, "persistent_workers", "the program makes a new loader for each pass"),
-        ({"num_workers": 2, "prefetch_factor": 4}, "prefetch_factor=4", "is set already"),
-        ({"fetches_batches": True}, "batched", "torch uses the data set's __getitems__ already"),
-        ({"data_set": "Images"}, "batched", "Images returns single samples"),
-        ({"fused": True}, "fused", "is set already"),
-        ({"fused": True}, "foreach", "the optimizer is fused"),
-        ({"has_fused": False}, "fused", "Adam has no such form"),
-        ({"dtypes": ("complex64",)}, "fused", "not for these parameters"),
-        ({"dtypes": ("bfloat16",)}, "autocast", "no parameters in float32"),
-    ],
-)
-def test_reasons_of_loaders_and_optimizers(change, name, reason):
-    of_optimizer = change.keys() <= set(OptimizerFacts._fields)
-    parts = {"optimizer": ADAM._replace(**change)} if of_optimizer else {"loaders": (replace(LOADERS[0], **change),)}
-    assert reasons(replace(FACTS, **parts))[name] == reason
-
-
-def test_reasons_of_programs():
-    assert "num_workers=2" in reasons(replace(FACTS, loaders=()))
-    assert reasons(replace(FACTS, is_compiled=True))["compile"] == "the program compiles already"
-    assert reasons(replace(FACTS, autocast="float16"))["autocast"] == "autocast to float16 is on already"
-    assert "compile_dynamic" not in reasons(replace(FACTS, is_compiled=True))
-    dynamic = CallFacts(COMPILE, "torch.compile", CallSite("train.py", 7), (("dynamic", "True"),))
-    assert reasons(replace(FACTS, calls=(dynamic,)))["compile_dynamic"] == "is set already"
-    on_gpu = reasons(replace(FACTS, accelerator="cuda"))
-    assert on_gpu["foreach"] == "is the default on accelerators"
-    assert {
-        "pin_memory",
-        "matmul_precision",
-        "cudnn_benchmark",
-        "compile_mode=reduce-overhead",
-    } & on_gpu.keys() == set()
-    ddp = CallFacts(DDP, "DistributedDataParallel", CallSite("train.py", 1), (("static_graph", "True"),))
-    of_ddp = reasons(replace(FACTS, calls=(ddp,)))
-    assert of_ddp["static_graph"] == "is set already"
-    assert "gradient_as_bucket_view" not in of_ddp
-    zeros = CallFacts(ZERO_GRAD, "zero_grad", CallSite("train.py", 1))
-    assert "set_to_none" not in reasons(replace(FACTS, calls=(zeros,)))
-    assert "no_validation" not in reasons(replace(FACTS, sections=frozenset(["validation_epoch"])))
+    plain = reasons(FACTS)
+    texts = [
+        "##### a loader without workers, and Adam\n",
+        *(f"{name}: {plain[name]}\n" for name in BY_NAME if name in plain),
+    ]
+    for title, others in OTHERS.items():
+        found = reasons(replace(FACTS, **others))
+        changed = [name for name in BY_NAME if found.get(name) != plain.get(name)]
+        texts += [f"##### {title}\n", *(f"{name}: {found.get(name, '(applies)')}\n" for name in changed)]
+    assert_golden(Path(__file__).parents[1] / "golden" / "reports" / "treatments.txt", "".join(texts))
 
 
 def test_findings_decide_what_is_tried_and_safe_ones_come_first():

@@ -61,6 +61,14 @@ def test_unsent_update_is_sent_once_a_transport_works(server, clock, tmp_path):
     assert channel.notes() == []
 
 
+def test_rank_0_stops_waiting_at_its_deadline(server, clock):
+    channel = channel_of(0, clock)
+    channel._until_ns = clock() + 10**9
+    assert not channel.poll_once()
+    clock.advance(1.0)
+    assert channel.poll_once()
+
+
 def test_thread_transports_messages_and_ends_after_close(server, monkeypatch):
     monkeypatch.setattr(store_module, "_session_numbers", itertools.repeat(0))  # as in two processes
     first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock, FakeRun
-from training_profiler.model.ranks import RankId
+from training_profiler.model.ranks import AttemptStats, RankId
 from training_profiler.model.snapshot import Health
 from training_profiler.safety import files as own_folder
 from training_profiler.settings.settings import Settings
@@ -174,6 +174,29 @@ def test_only_rank_0_writes_reports(tmp_path):
     assert not list((tmp_path / RUN).glob("report*"))
     first.files.write_report("first", DATA)
     assert (tmp_path / RUN / "report.txt").read_text() == "first"
+
+
+def test_a_later_attempt_continues_in_the_folder(tmp_path):
+    before = Process(tmp_path, 0).flush(20)
+    before.files.write_report("before", DATA)
+    before.close("SIGTERM")
+    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # without a report
+    last = Process(tmp_path, 0, attempt=2).flush()
+    last.files.write_report("last", DATA)
+    assert last.files.attempts == (
+        AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
+        AttemptStats(1, 1, 1.0, "ValueError", is_ended=True),
+    )
+    journals = ["rank0-attempt1.jsonl", "rank0-attempt2.jsonl", "rank0.jsonl"]
+    reports = ["report-attempt0.json", "report-attempt0.txt", "report.json", "report.txt"]
+    assert names_in(tmp_path / RUN) == ["meta.json", *journals, *reports]
+    assert (tmp_path / RUN / "report-attempt0.txt").read_text() == "before"
+    assert (tmp_path / RUN / "report.txt").read_text() == "last"
+    meta = json.loads((tmp_path / RUN / "meta.json").read_text())
+    assert [row["number"] for row in meta["attempts"]] == [0, 1, 2]
+    other = Process(tmp_path, 3, attempt=2).flush()
+    assert other.files.folder == tmp_path / RUN
+    assert (tmp_path / RUN / "rank3-attempt2.jsonl").exists()
 
 
 def test_a_repeated_attempt_number_begins_a_new_run(tmp_path):

@@ -261,6 +261,17 @@ def test_at_the_end_the_device_is_given_a_moment_for_the_rest(run):
 
 
 @pytest.mark.usefixtures("no_wait")
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_what_is_not_done_at_the_end_is_counted_and_nothing_is_asked_in_a_capture(run, is_capturing):
+    run.work("forward_pass", device_s=0.5)
+    run.device.is_stuck, run.device.is_capturing = not is_capturing, is_capturing
+    run.device.calls.clear()
+    run.finish()
+    assert run.time.stats() == stats(0, **{"the device had not come to their end when the run ended": 1})
+    assert bool(run.device.calls) is not is_capturing
+
+
+@pytest.mark.usefixtures("no_wait")
 def test_after_the_end_nothing_is_stamped_and_all_events_are_freed(run):
     run.work("forward_pass", device_s=0.5)
     run.finish()

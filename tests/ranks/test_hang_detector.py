@@ -40,6 +40,16 @@ def training(recorder, clock):
     return Training(recorder, clock)
 
 
+def test_hang_is_reported_once_with_the_open_section(training):
+    training.train(10, 0.1)
+    with training.recorder.section("backward_pass"):
+        training.wait(59.9)
+        assert training.reports == []
+        training.wait(0.1)
+        training.wait(100.0)
+    assert training.reports == ["no training step for 60 s: rank 0 is in backward_pass"]
+
+
 def test_slow_steps_are_not_a_hang(training):
     training.train(10, 10.0)
     training.wait(199.9)

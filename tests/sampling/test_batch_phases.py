@@ -5,10 +5,8 @@ from types import CodeType
 
 import pytest
 
-from tests.support.worker_stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
+from tests.support.worker_stacks import LOOP, Row, assert_stacks_are_read, rows_of, stack
 from training_profiler.sampling.batch_phases import PhaseReader
-
-ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
 
 
 def phase_of(fetch: Row, *rows: Row) -> str:
@@ -20,41 +18,9 @@ def phase_of(fetch: Row, *rows: Row) -> str:
     return PhaseReader().phase_of(frames[:-1], frames[-1])
 
 
-@pytest.mark.parametrize(
-    ("row", "phase"),
-    [
-        (("/project/data.py", "read_image", "call()"), "decode"),
-        (("/project/data.py", "Pictures.load_jpeg", "call()"), "decode"),
-        (("/project/data.py", "random_augment", "call()"), "transform"),
-        (("/project/data.py", "tokenize", "call()"), "transform"),
-        (("/project/data.py", "crop", "call()"), "fetch"),
-        ((f"{SITE}/PIL/ImageFile.py", "ImageFile.load", "call()"), "decode"),
-        ((f"{SITE}/PIL/Image.py", "Image.resize", "call()"), "fetch"),
-        ((f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()"), "transform"),
-        ((f"{SITE}/transformers/tokenization_utils_base.py", "Base.__call__", "call()"), "transform"),
-        ((f"{LIBRARY}/json/decoder.py", "JSONDecoder.raw_decode", "call()"), "decode"),
-    ],
-)
-def test_functions_are_known_by_their_names_or_their_libraries(row: Row, phase: str) -> None:
-    assert phase_of(GET, ITEM, row) == phase
-
-
-SYNCHRONIZE = f"{LIBRARY}/multiprocessing/synchronize.py"
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [ITEM, (SYNCHRONIZE, "SemLock.__enter__", "call()")],
-        [ITEM, (f"{LIBRARY}/multiprocessing/managers.py", "AcquirerProxy.__enter__", "call()")],
-        [ITEM, (f"{SITE}/filelock/_api.py", "BaseFileLock.acquire", "call()")],
-        [ITEM, (f"{SITE}/portalocker/utils.py", "Lock.acquire", "call()")],
-        [("/project/data.py", "Pictures.load_image", "self.flock()")],
-    ],
-)
-def test_waiting_for_a_lock_of_several_processes_is_a_phase(rows: list[Row]) -> None:
-    assert phase_of(GET, *rows) == "shared lock"
-    assert phase_of(COLLATED, *rows) == "shared lock"
+def test_a_stack_shows_the_phase_of_its_batch() -> None:
+    """By the names of functions, of their libraries or of their callers; a lock of several processes is a phase."""
+    assert_stacks_are_read("batches", lambda text: phase_of(*rows_of(text)))
 
 
 def enters(code: CodeType) -> int:
@@ -71,28 +37,3 @@ def test_entering_a_lock_written_in_c_is_waiting_for_it() -> None:
 
 
 GET_CODE = compile("dataset[0]", "/torch/utils/data/_utils/fetch.py", "eval")
-
-
-DECODES: Row = ("/project/data.py", "decode", "call()")
-ACQUIRES: Row = ("/project/data.py", "Pictures.__getitem__", "self.acquire()")
-
-
-@pytest.mark.parametrize(
-    ("frames", "phase"),
-    [
-        ((GET,), "fetch"),  # a data set in C has no frame
-        ((COLLATED, DECODES), "collate"),
-        (
-            (GET, ITEM, (f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()"), DECODES),
-            "decode",
-        ),
-        # By the name that its caller uses.
-        ((GET, (*ITEM[:2], "self.transform()"), ("/project/blur.py", "Blur.__call__", "call()")), "transform"),
-        ((GET, ITEM, (SYNCHRONIZE, "SemLock.__exit__", "call()")), "fetch"),  # what is done with a lock is work
-        ((GET, ACQUIRES), "lock"),  # perhaps of this process alone
-        ((GET, ACQUIRES, ("/project/pool.py", "Pool.acquire", "call()")), "fetch"),
-        ((GET, ITEM, (f"{LIBRARY}/threading.py", "Condition.wait", "self.acquire()")), "threads"),
-    ],
-)
-def test_a_stack_shows_the_phase_of_its_batch(frames: tuple[Row, ...], phase: str) -> None:
-    assert phase_of(*frames) == phase

@@ -2,13 +2,21 @@
 
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.golden import assert_golden
-from tests.support.worker_stacks import LIBRARY, PLACES, SITE, stack
+from tests.support.worker_stacks import (
+    LIBRARY,
+    PLACES,
+    SITE,
+    TRAIN,
+    Row,
+    assert_stacks_are_read,
+    rows_of,
+    shown,
+    stack,
+)
 from training_profiler.base.framework_frames import ANY, FRAMES, FrameTable, LibraryFrame
 from training_profiler.base.startup_frames import STARTUP
 from training_profiler.integrations.trainer_run import OWN_CALLBACKS
@@ -17,43 +25,21 @@ from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.user_code import UserCode, places_of_this_process
 
-TRAIN = ("/project/train.py", "main")
 HF = f"{SITE}/transformers/trainer.py"
 CALLBACKS = f"{SITE}/transformers/trainer_callback.py"
 
 
-def read(*rows: tuple[str, str]) -> Location | None:
-    """Return the location of a stack of (file, qualified name), the outermost first; calls are on line 2."""
-    frame, _ = stack(*((*row, "call()") for row in rows))
+def read(*rows: Row) -> Location | None:
+    """Return the location of a stack below the user's own line, the outermost first; calls are on line 2."""
+    frame, _ = stack(TRAIN, *rows)
     reader = StackReader(UserCode(PLACES))
     place = reader.place(frame)
     return None if place is None else reader.location(place)
 
 
-def frames_of(text: str) -> list[tuple[str, str]]:
-    """Return the frames of a stack: "/" begins the user's files, "@" the standard library's; others are installed."""
-    found = []
-    for each in text.split(" > "):
-        file, name = each.rsplit(" ", 1)
-        folder = "" if file[0] in "/<" else f"{LIBRARY}/" if file[0] == "@" else f"{SITE}/"
-        found.append((folder + file.removeprefix("@"), name))
-    return found
-
-
 def test_each_stack_is_read_as_before() -> None:
     """Phases of trainers, backward passes and start-up, names of libraries, and what is waited for."""
-    path = Path(__file__).parents[1] / "golden" / "stacks.txt"
-    lines = []
-    for stack_line in path.read_text(encoding="utf-8").splitlines():
-        if not stack_line.startswith("    "):
-            lines.append(stack_line)
-            if not stack_line.startswith("#"):
-                location = read(TRAIN, *frames_of(stack_line))
-                assert location is not None
-                lines.append(
-                    "    " + ", ".join(f"{name}: {value}" for name, value in location._asdict().items() if value)
-                )
-    assert_golden(path, "\n".join(lines) + "\n")
+    assert_stacks_are_read("libraries", lambda text: shown(read(*rows_of(text))))
 
 
 class Watched(torch.nn.Module):
@@ -109,7 +95,7 @@ def test_a_thread_of_a_library_has_the_function_that_it_was_started_for() -> Non
 def test_a_table_finds_the_rows_that_a_search_through_all_of_them_finds(rows: tuple[LibraryFrame, ...]) -> None:
     table = FrameTable(rows)
     paths = [f"{SITE}{row.path}{end}" for row in FRAMES + STARTUP + rows for end in ("", "x.py", "/sub/trainer.py")]
-    paths += [path.replace("/", "\\") for path in paths] + ["<frozen importlib._bootstrap>", "", "/", HF, *TRAIN]
+    paths += [path.replace("/", "\\") for path in paths] + ["<frozen importlib._bootstrap>", "", "/", HF, TRAIN[0]]
     for path in paths:
         slashes = path.replace("\\", "/")
         expected = [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.recording import implementation_of
+from tests.support.worker_stacks import assert_stacks_are_read
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import PYTHON
 from training_profiler.safety.fault_guard import FaultGuard
@@ -36,41 +37,11 @@ def calls_of(source: str) -> list[str]:
     return [name for offset in calls if (name := waits_in(called_function(code, offset), code, offset))]
 
 
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
-        *((f"total += loss.{name}()", [name]) for name in ("item", "cpu", "tolist", "numpy", "synchronize")),
-        *((other, []) for other in ("loss.backward()", "item()", "loss.item", "table.item(3)", "f(loss)", "item = 1")),
-        ("log(float(loss.item()), step())", ["item"]),
-    ],
-)
-def test_a_call_without_arguments_that_waits_is_known_by_its_method(source, names):
-    assert calls_of(source) == names
-
-
 def numbers_of(source: str) -> list[str]:
     """Return what reads a number in ``source``, instruction by instruction."""
     code = compile(source, "train.py", "exec")
     offsets = [step.offset for step in dis.get_instructions(code)]
     return [name for offset in offsets if (name := reads_number(code, offset))]
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("total += float(loss)", "float"),
-        ("right += int(hits)", "int"),
-        ("stop = bool(done)", "bool"),
-        ("ok = math.isfinite(loss)", "math.isfinite"),
-        ("if loss > best: save()", "bool"),
-        ("while error: step()", "bool"),
-        ("assert finite", "bool"),
-        ("wrong = not same", "bool"),
-        ("x = a or b", "bool"),
-    ],
-)
-def test_numbers_are_read_by_functions_and_conditions(source, name):
-    assert set(numbers_of(source)) == {name}
 
 
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
@@ -159,27 +130,20 @@ def calling_code(source: str) -> tuple[CodeType, int]:
     return seen[-1]
 
 
+def called_in(source: str) -> str:
+    return called_function(*calling_code(source.replace("\\n", "\n")))
+
+
 @pytest.mark.parametrize(
-    ("source", "name"),
+    ("name", "read"),
     [
-        ("spy()", "spy"),
-        ("spy(1, 2, key=3)", "spy"),
-        ("spy(*(1, 2), **{})", "spy"),
-        ("copy.deepcopy(loss)", "copy.deepcopy"),
-        ("loss.detach().mean().item()", ".item"),
-        ("loss.grad.norm(2)", ".norm"),
-        ("loss[0].tolist()", ".tolist"),
-        ("loss.mean(\n    dim=1,\n).tolist(\n)", ".tolist"),
-        ("x = [1, loss.item()]", "loss.item"),
-        ("def f(run):\n    return run.log(1)\nf(loss)", "run.log"),
-        ("def f():\n    return [copy.dumps(x) for x in (1,)]\nf()", "copy.dumps"),
-        ("spy(loss.shape, len('abc'), max(1, 2))", "spy"),
-        ("hooks[0]()", ""),
-        ("(lambda: spy)()()", ""),
+        ("waits", lambda source: " ".join(calls_of(source))),
+        ("numbers", lambda source: " ".join(sorted(set(numbers_of(source))))),
+        ("calls", called_in),
     ],
 )
-def test_called_function_is_named(source: str, name: str) -> None:
-    assert called_function(*calling_code(source)) == name
+def test_calls_that_wait_or_read_numbers_are_known_and_called_functions_named(name, read):
+    assert_stacks_are_read(name, read)
 
 
 @pytest.mark.parametrize(

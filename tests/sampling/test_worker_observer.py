@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock
-from tests.support.worker_stacks import COLLATED, GET, LIBRARY, LOOP, PLACES, QUEUES, SITE, TORCH, TRAIN, Row, stack
+from tests.support.worker_stacks import LOOP, PLACES, TRAIN, Row, assert_stacks_are_read, rows_of, shown, stack
 from training_profiler.model.location import Location
 from training_profiler.sampling import worker_observer as observer_module
 from training_profiler.sampling.loader_workers import Mailbox
@@ -114,13 +114,6 @@ def test_memory_is_unknown_without_linux(tmp_path: Path) -> None:
 
 
 MAIN_THREAD, FEEDER = 1, 2
-FEED = (
-    (f"{LIBRARY}/threading.py", "Thread.run", "call()"),
-    (QUEUES, "Queue._feed", "call()"),
-)
-PICKLES: Row = (f"{LIBRARY}/multiprocessing/reduction.py", "ForkingPickler.dumps", "call()")
-SENDS: Row = (f"{LIBRARY}/multiprocessing/connection.py", "Connection._send", "call()")
-IDLE = (TRAIN, LOOP, (QUEUES, "Queue.get", "call()"), (f"{LIBRARY}/multiprocessing/connection.py", "wait", "call()"))
 
 
 def seen(*rows: Row, beside: tuple[Row, ...] = ()) -> tuple[str, Location | None] | None:
@@ -132,40 +125,18 @@ def seen(*rows: Row, beside: tuple[Row, ...] = ()) -> tuple[str, Location | None
 
 
 ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
-ARROW: Row = (f"{SITE}/datasets/arrow_dataset.py", "Dataset.__getitem__", "call()")
-WAITS: Row = (f"{LIBRARY}/threading.py", "Condition.wait", "call()")
-TENSORS: Row = (f"{TORCH}/utils/data/dataset.py", "TensorDataset.__getitem__", "call()")
-FETCH = Location("torch/utils/data/_utils/fetch.py", 2, "fetch")
 
 
-@pytest.mark.parametrize(
-    ("rows", "beside", "shown"),
-    [
-        ((TRAIN, LOOP, GET, ITEM), (), ("fetch", Location("data.py", 2, "Pictures.__getitem__"))),
-        # Pickling beside work does not count.
-        ((TRAIN, LOOP, GET, ITEM), (*FEED, PICKLES), ("fetch", Location("data.py", 2, "Pictures.__getitem__"))),
-        (
-            (TRAIN, LOOP, GET, ARROW, (f"{SITE}/pyarrow/table.py", "take", "call()")),
-            (),
-            (
-                "fetch",
-                Location("datasets/arrow_dataset.py", 2, "Dataset.__getitem__", "", "pyarrow/table.py:2 take"),
-            ),
-        ),
-        # Without the end at the loop, the innermost line of the user's code would be train.py.
-        ((TRAIN, LOOP, GET, TENSORS), (), ("fetch", Location("torch/utils/data/dataset.py", 2, TENSORS[1]))),
-        ((TRAIN, LOOP, GET), (), ("fetch", FETCH)),  # a data set in C
-        ((TRAIN, LOOP, COLLATED), (), ("collate", FETCH)),
-        ((TRAIN, LOOP, ("/project/train.py", "init", "call()")), (), ("start", Location("train.py", 2, "init"))),
-        ((TRAIN, LOOP, (QUEUES, "Queue.put", "call()")), (), ("hand-over", None)),
-        (IDLE, (*FEED, PICKLES), ("hand-over", None)),
-        (IDLE, (*FEED, SENDS), ("idle", None)),  # waiting for a reader is not work
-        (IDLE, (), ("idle", None)),
-        (IDLE, (*FEED, WAITS), ("idle", None)),
-    ],
-)
-def test_a_sample_has_a_phase_and_a_line(rows, beside, shown) -> None:
-    assert seen(*rows, beside=beside) == shown
+def read(text: str) -> str:
+    """Return what is seen of a stack, with another thread after "||"."""
+    rows, *beside = (rows_of(each) for each in text.split(" || "))
+    found = seen(*rows, beside=tuple(beside[0]) if beside else ())
+    return "" if found is None else f"{found[0]} {shown(found[1])}"
+
+
+def test_a_sample_has_a_phase_and_a_line() -> None:
+    """Waiting for a reader is not work, and pickling beside work does not count."""
+    assert_stacks_are_read("workers", read)
 
 
 def test_outside_of_the_loop_nothing_is_seen() -> None:

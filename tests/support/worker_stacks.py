@@ -1,8 +1,12 @@
 """Stacks of a worker, made of functions that were compiled under the names of other files."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 
+from tests.support.golden import assert_golden
+from training_profiler.model.location import Location
 from training_profiler.sampling.frames import KeptFrame
 from training_profiler.sampling.user_code import Places
 
@@ -11,15 +15,11 @@ TORCH = f"{SITE}/torch"
 LIBRARY = "/usr/lib/python3.11"
 PLACES = Places("/project/train.py", "/project", (LIBRARY,), (LIBRARY,), ("/own/training_profiler", TORCH))
 WORKER = f"{TORCH}/utils/data/_utils/worker.py"
-FETCH = f"{TORCH}/utils/data/_utils/fetch.py"
-QUEUES = f"{LIBRARY}/multiprocessing/queues.py"
 
 # A frame is (file, function, line that calls the next one); the call is the function's second line.
 Row = tuple[str, str, str]
 TRAIN: Row = ("/project/train.py", "main", "call()")
 LOOP: Row = (WORKER, "_worker_loop", "call()")
-GET: Row = (FETCH, "fetch", "dataset.getitem()")
-COLLATED: Row = (FETCH, "fetch", "dataset.collate_fn()")
 
 
 def kept(frame: FrameType, count: int) -> KeptFrame:
@@ -55,3 +55,27 @@ def stack(*rows: Row) -> tuple[KeptFrame, CodeType]:
         function = made
     function()
     return frames[0], loop
+
+
+def rows_of(text: str) -> list[Row]:
+    """Return the frames of "file function (call) > ...": "/" begins the user's files, "@" the standard library's."""
+    rows = []
+    for each in text.split(" > "):
+        place, _, call = each.removesuffix(")").partition(" (")
+        file, name = place.rsplit(" ", 1)
+        folder = "" if file[0] in "/<" else f"{LIBRARY}/" if file[0] == "@" else f"{SITE}/"
+        rows.append((folder + file.removeprefix("@"), name, call or "call()"))
+    return rows
+
+
+def shown(location: Location | None) -> str:
+    fields = {} if location is None else location._asdict()
+    return ", ".join(f"{name}: {value}" for name, value in fields.items() if value)
+
+
+def assert_stacks_are_read(name: str, read: Callable[[str], str]) -> None:
+    """Check what ``read`` says of each stack in a file; it stands below the stack."""
+    path = Path(__file__).parents[1] / "golden" / "stacks" / f"{name}.txt"
+    given = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("    ")]
+    lines = (line if line.startswith("#") else f"{line}\n    {read(line)}".rstrip() for line in given)
+    assert_golden(path, "\n".join(lines) + "\n")

@@ -5,7 +5,8 @@ from types import CodeType
 
 import pytest
 
-from tests.support.worker_stacks import LOOP, Row, assert_stacks_are_read, rows_of, stack
+from tests.support.golden import assert_answers
+from tests.support.worker_stacks import LOOP, Row, rows_of, stack
 from training_profiler.sampling.batch_phases import PhaseReader
 
 
@@ -20,7 +21,7 @@ def phase_of(fetch: Row, *rows: Row) -> str:
 
 def test_a_stack_shows_the_phase_of_its_batch() -> None:
     """By the names of functions, of their libraries or of their callers; a lock of several processes is a phase."""
-    assert_stacks_are_read("batches", lambda text: phase_of(*rows_of(text)))
+    assert_answers("batches", lambda text: phase_of(*rows_of(text)))
 
 
 def enters(code: CodeType) -> int:

@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 
+from tests.support.golden import assert_answers
 from tests.support.worker_stacks import (
     LIBRARY,
     PLACES,
     SITE,
     TRAIN,
     Row,
-    assert_stacks_are_read,
     rows_of,
     shown,
     stack,
@@ -39,7 +39,7 @@ def read(*rows: Row) -> Location | None:
 
 def test_each_stack_is_read_as_before() -> None:
     """Phases of trainers, backward passes and start-up, names of libraries, and what is waited for."""
-    assert_stacks_are_read("libraries", lambda text: shown(read(*rows_of(text))))
+    assert_answers("libraries", lambda text: shown(read(*rows_of(text))))
 
 
 class Watched(torch.nn.Module):

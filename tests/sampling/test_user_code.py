@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.worker_stacks import assert_stacks_are_read
+from tests.support.golden import assert_answers
 from training_profiler.sampling import user_code
 from training_profiler.sampling.user_code import Places, UserCode, imported, places_of_this_process
 
@@ -22,7 +22,7 @@ PLACES = Places(
 
 def test_files_of_the_program_have_names_and_those_of_libraries_none():
     """What steers a terminal is escaped; code in editable form, on PYTHONPATH or typed in is the user's."""
-    assert_stacks_are_read("files", shown)
+    assert_answers("files", shown)
 
 
 def shown(name):

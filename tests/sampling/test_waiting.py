@@ -9,8 +9,8 @@ from types import CodeType
 import pytest
 import torch
 
+from tests.support.golden import assert_answers
 from tests.support.recording import implementation_of
-from tests.support.worker_stacks import assert_stacks_are_read
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import PYTHON
 from training_profiler.safety.fault_guard import FaultGuard
@@ -143,7 +143,7 @@ def called_in(source: str) -> str:
     ],
 )
 def test_calls_that_wait_or_read_numbers_are_known_and_called_functions_named(name, read):
-    assert_stacks_are_read(name, read)
+    assert_answers(name, read)
 
 
 @pytest.mark.parametrize(

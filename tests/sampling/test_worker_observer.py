@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.golden import assert_answers
 from tests.support.recording import FakeClock
-from tests.support.worker_stacks import LOOP, PLACES, TRAIN, Row, assert_stacks_are_read, rows_of, shown, stack
+from tests.support.worker_stacks import LOOP, PLACES, TRAIN, Row, rows_of, shown, stack
 from training_profiler.model.location import Location
 from training_profiler.sampling import worker_observer as observer_module
 from training_profiler.sampling.loader_workers import Mailbox
@@ -136,7 +137,7 @@ def read(text: str) -> str:
 
 def test_a_sample_has_a_phase_and_a_line() -> None:
     """Waiting for a reader is not work, and pickling beside work does not count."""
-    assert_stacks_are_read("workers", read)
+    assert_answers("workers", read)
 
 
 def test_outside_of_the_loop_nothing_is_seen() -> None:

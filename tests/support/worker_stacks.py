@@ -1,11 +1,8 @@
 """Stacks of a worker, made of functions that were compiled under the names of other files."""
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 
-from tests.support.golden import assert_golden
 from training_profiler.model.location import Location
 from training_profiler.sampling.frames import KeptFrame
 from training_profiler.sampling.user_code import Places
@@ -71,11 +68,3 @@ def rows_of(text: str) -> list[Row]:
 def shown(location: Location | None) -> str:
     fields = {} if location is None else location._asdict()
     return ", ".join(f"{name}: {value}" for name, value in fields.items() if value)
-
-
-def assert_stacks_are_read(name: str, read: Callable[[str], str]) -> None:
-    """Check what ``read`` says of each stack in a file; it stands below the stack."""
-    path = Path(__file__).parents[1] / "golden" / "stacks" / f"{name}.txt"
-    given = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("    ")]
-    lines = (line if line.startswith("#") else f"{line}\n    {read(line)}".rstrip() for line in given)
-    assert_golden(path, "\n".join(lines) + "\n")

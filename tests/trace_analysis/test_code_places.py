@@ -2,16 +2,15 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.golden import assert_answers
 from tests.support.traces import LOOP, QUICK, Trace
 from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import WrittenSpan, write_trace
 from training_profiler.trace_analysis.code_places import TracedLine as CodeLine
 from training_profiler.trace_analysis.code_places import line_of
-from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.report_views import render_view
 from training_profiler.trace_analysis.trace import analyse
 
@@ -22,32 +21,9 @@ def frame(trace, name, ts, dur, tid=LOOP):
     return trace.event("python_function", name, ts, dur, tid=tid)
 
 
-@pytest.mark.parametrize(
-    ("frame", "line"),
-    [
-        ("train.py(41): main", "train.py:41 in main"),
-        ("D:\\net\\train.py(41): main", "D:/net/train.py:41 in main"),
-        ("transformers/trainer.py(2): step", "transformers/trainer.py:2 in step"),
-        ("torch/nn/modules/module.py(1): _call_impl", ""),
-        ("/venv/lib/python3.11/site-packages/torch/_ops.py(3): __call__", ""),
-        ("/usr/lib/python3.11/threading.py(4): run", ""),
-        ("threading.py(4): run", ""),
-        ("multiprocessing/process.py(4): run", ""),
-        ("<frozen importlib._bootstrap>(4): _find", ""),
-        ("training_profiler/instrumentation/patches/module_call.py(9): call", ""),
-        ("<built-in function len>", ""),
-        ("nn.Module: Linear_0", ""),
-        ("", ""),
-    ],
-)
-def test_lines_are_of_the_program_not_of_torch_or_python(frame, line):
-    assert line_of(frame) == line
-
-
-def test_the_line_of_a_gap_has_its_file_and_one_folder():
-    for line in ("/home/me/project/model/net.py:41 in forward", "model/net.py:41 in forward"):
-        gap = Gap(0, 0, 10, "host stall", (), -1, is_edge=False, line=line, line_part=1.0)
-        assert gap.where == "at model/net.py:41 in forward"
+def test_lines_are_of_the_program_not_of_torch_or_python():
+    assert_answers("frames_of_traces", line_of)
+    assert line_of("") == ""
 
 
 FRAMES = st.lists(

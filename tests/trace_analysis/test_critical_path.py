@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNEL, Program, simulated_program
+from tests.support.simulated_program import BACKWARD, FORWARD, KERNEL, Program, simulated_program
 from tests.support.traces import AUTOGRAD, QUICK, Trace
 from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome, spans_of
 from training_profiler.trace_analysis.event_table import read_columns
@@ -85,13 +85,6 @@ def shares(program, tmp_path):
 )
 def test_the_path_leads_through_what_the_program_is_bound_by(program, kind, least, most, tmp_path):
     assert least <= shares(program, tmp_path).get(kind, 0) <= most
-
-
-def test_links_name_kernels_operators_and_threads(tmp_path):
-    names = {link.name for link in critical_path(graph_of(simulated_program(HANDED_OVER)[0], tmp_path)).links}
-    assert {FORWARD, BACKWARD, "hand-over to another thread"} <= names
-    path = critical_path(graph_of(simulated_program(STREAMS)[0], tmp_path))
-    assert {link.name for link in path.links} == {KERNEL, COLLECTIVE, FORWARD, ""}
 
 
 def test_without_the_wait_the_host_runs_ahead(tmp_path):

@@ -38,12 +38,6 @@ def test_a_device_that_does_earlier_work_without_records_is_not_idle(tmp_path):
     assert found.graph == expected
 
 
-def test_a_device_that_does_earlier_work_with_records_is_busy(tmp_path):
-    found = analysed(cut(simulated(LAGGING)[0], 10_000), tmp_path)
-    assert not found.doubts
-    assert found.utilization_in_steps == 1.0
-
-
 @pytest.mark.parametrize(("is_marked", "has_earlier_work"), [(True, True), (False, True), (False, False)])
 def test_the_path_begins_after_earlier_work(is_marked, has_earlier_work, tmp_path):
     trace = simulated(replace(LAGGING, is_marked=is_marked))[0]

@@ -43,27 +43,9 @@ def by_code(found):
     return {finding.code: finding for finding in recommendations(found)}
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_gap_inside_a_replay_is_one_inside_a_graph(streams, tmp_path):
-    server = replace(INSIDE, streams=streams)
-    found = analysed(server, tmp_path)
-    answer = served(server)[1]
-    assert sums_of(found)["inside a graph"] == answer.idle_us["inside"] * US
-    assert sum(sums_of(found).values()) == pytest.approx(sum(answer.idle_us.values()) * US, rel=0.01)
-    assert "main cause of idle time: inside a graph" in by_code(found)["gpu-idle"].message
-
-
 def kinds(server, tmp_path):
     path = critical_path(analysed(server, tmp_path).graph)
     return {kind: ns / path.wall_ns for kind, ns in path.kinds_ns.items()}
-
-
-@pytest.mark.parametrize("streams", [1, 2])
-def test_the_path_has_no_launch_delay_inside_a_replay(streams, tmp_path):
-    found = kinds(replace(INSIDE, streams=streams), tmp_path)
-    assert found["inside a graph"] > 0.4
-    assert "launch delay" not in found
-    assert "waiting for another stream" not in found
 
 
 def test_the_launch_of_a_graph_is_named_on_the_path(tmp_path):

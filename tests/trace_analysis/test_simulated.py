@@ -71,36 +71,6 @@ def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
     assert "  after: 8.000 ms, host stall (host in aten::sort)" in text
 
 
-def test_a_slow_first_launch_is_a_stall_not_launch_bound(tmp_path):
-    trace, _ = simulated(Loop(first_stall_us=90_000, is_marked=False, kernels=3))
-    trace.kernel("memset_kernel", 0, 1)  # before the first kernel: its stall is a gap
-    found = by_code(trace.analysed(tmp_path))
-    assert "launch-bound" not in found
-    assert "aten::mm (before the first run of a kernel)" in found["host-stall"].message
-    assert "schedule(wait=" in found["host-stall"].fix
-
-
-def test_a_short_read_is_not_worth_what_the_loader_takes(tmp_path):
-    trace, answer = simulated(Loop(loader_us=9000, read=True, kernels=2, kernel_us=50))
-    found = by_code(trace.analysed(tmp_path))
-    reads = found.get("synchronizing-reads")
-    assert saving_ms(found["data-loading-bound"]) > 0.99 * answer.idle_us["data loader"] / 1000
-    assert reads is None or saving_ms(reads) < 1
-
-
-def test_a_gap_with_two_causes_is_divided_between_their_findings(tmp_path):
-    """Batches that come at once end the wait, and not what the host then does until its first launch."""
-    trace = Trace()
-    for i in range(4):
-        trace.step(i, 10_000 * i, 10_000).mark("enumerate(DataLoader)#_Iter.__next__", 10_000 * i, 5000)
-        for k in range(20):
-            trace.op("aten::mm", 10_000 * i + 5000 + 200 * k, 200)
-        trace.kernel("gemm", 10_000 * i + 9000, 1000, launched=(10_000 * i + 8990, 10))
-    found = by_code(trace.analysed(tmp_path))
-    assert saving_ms(found["data-loading-bound"]) == pytest.approx(4 * 5, rel=0.01)
-    assert saving_ms(found["launch-bound"]) == pytest.approx(4 * 4, rel=0.01)
-
-
 def test_nothing_is_worth_nothing_and_no_step_count_is_zero(tmp_path):
     trace, _ = simulated(Loop(is_marked=False, read=True, loader_us=700))
     for finding in recommendations(trace.analysed(tmp_path)):

@@ -129,7 +129,7 @@ ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
 
 
 def read(text: str) -> str:
-    """Return what is seen of a stack, with another thread after "||"."""
+    """Return the phase and line of a stack, with another thread after "||"."""
     rows, *beside = (rows_of(each) for each in text.split(" || "))
     found = seen(*rows, beside=tuple(beside[0]) if beside else ())
     return "" if found is None else f"{found[0]} {shown(found[1])}"

@@ -186,7 +186,7 @@ KEEP_UP = {
     "one": prediction(0.3),
     "more than 64": prediction(0.997),
     "more than there are CPUs": prediction(0.9),
-    "time lost to other programs is no time for a batch": prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4)),
+    "time lost to other programs makes no batch": prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4)),
     "a CPU a rank": prediction(0.62, cores=4.0, local_ranks=4),
     "several batches a step": prediction(0.62, loader=replace(LOADER, batches=800)),
     "the times of workers count": with_workers(WORKERS),

@@ -1,4 +1,4 @@
-"""Texts that are kept as files. ``REWRITE_GOLDEN=1 make test TESTS=tests/golden`` writes them again."""
+"""Texts that are kept as files. ``REWRITE_GOLDEN=1 make test TESTS=...`` writes those of these tests again."""
 
 import os
 from collections.abc import Callable

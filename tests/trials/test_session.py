@@ -100,15 +100,6 @@ def rows(results):
     return {row.name: row for row in results.rows}
 
 
-def test_each_training_runs_a_block_in_each_round(part):
-    launcher = FakeLauncher()
-    results = part(launcher, **ONLY)
-    (row,) = results.rows
-    assert (row.verdict, results.control.verdict, results.remaining) == (FASTER, NOT_SHOWN, ())
-    assert (row.effect.relative, row.effect.rounds) == (pytest.approx(-0.5), 30)
-    assert len({training.blocks for training in launcher.trainings[3:]}) == 1
-
-
 @pytest.mark.parametrize(
     ("error", "verdict", "reason"),
     [
@@ -140,21 +131,6 @@ def test_an_interrupted_session_ends_as_if_it_had_not_been(part, tmp_path, numbe
     assert (second.remaining, second.is_interrupted) == ((), False)
     assert rows(second)["sleep=0.5"].effect == rows(whole)["sleep=0.5"].effect
     assert rows(second)["sleep=0.5"].losses.kind == "identical"
-
-
-def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
-    # The change is stopped in a round in which an unchanged training may have run: its losses are not compared.
-    part(FakeLauncher(ends={HALF: (1, 2, KeyboardInterrupt())}), **ONLY)
-    outcomes = load_state(tmp_path).progress.under_way.outcomes
-    assert len({len(outcome.losses) for outcome in outcomes.values()}) == 1
-    part(FakeLauncher(ends=interrupted_at(3, 5)), **ONLY)  # of the fresh trials
-    stopped = load_state(tmp_path).progress.under_way
-    assert (stopped.is_fresh, stopped.record.done, len(stopped.record.block_s["unchanged"])) == (True, 5, 5)
-    launcher = FakeLauncher()
-    results = part(launcher, is_resumed=True)
-    assert max(training.blocks for training in launcher.trainings) == stopped.record.rounds - 5
-    assert rows(results)["sleep=0.5"].effect.rounds == stopped.record.rounds
-    assert results.control.losses.kind == "identical"
 
 
 def test_a_refuted_winner_is_not_tried_again(part):

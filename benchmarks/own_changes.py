@@ -3,7 +3,7 @@
     python -m benchmarks.own_changes                        # 20 without an effect, 10 of +5%, 3 histories: 40 minutes
     python -m benchmarks.own_changes --nothing 100 --planted 0 --histories 0
 
-A change without an effect alters a comment. A planted one adds 5% to a loop that is nearly all of a step. A history has
+Each training writes a checkpoint in every 20th step. A change without an effect alters a comment. A planted one adds 5% to a loop that is nearly all of a step. A history has
 16 commits, of which one adds 10%.
 """
 
@@ -31,6 +31,8 @@ for step in range(20_000):
     net(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if step % 20 == 0:
+        torch.save([net.state_dict(), torch.zeros(500_000)], "checkpoint.pt")
 """
 LOOPS = 50_000
 COMMITS = 16

@@ -47,6 +47,12 @@ def test_a_block_leaves_its_first_step_and_the_time_of_others_out(clock):
     assert shown == [(None, 4.0), (2.0, None), (6.0, None)]
 
 
+def test_a_rare_long_step_counts_as_three_typical_ones_beside_the_mean(clock):
+    session = FakeSession(clock, [6, 2])
+    run_steps(BlockRunner(ChildPlan("", "", [], 1), torch, lambda: session, clock), clock, [1, 9, 1, 1, 30, 1, 2])
+    assert [(message["step_s"], message["typical_s"]) for message in session.messages] == [(None, None), (7.0, 1.6)]
+
+
 def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the_next(clock):
     done = []
 

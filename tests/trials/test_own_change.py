@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import sin
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.golden import assert_golden
@@ -13,7 +14,7 @@ from training_profiler.trials import own_change
 from training_profiler.trials.first_run import TryError
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.own_change import ChangeSession
-from training_profiler.trials.process import Block, EndedError, TrialError
+from training_profiler.trials.process import Block, EndedError, TrialError, UnderWay
 from training_profiler.trials.report import change_verdict, render_change
 from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER, UNDECIDED
 from training_profiler.trials.statistics import CpuUse
@@ -28,11 +29,21 @@ class FakeTraining:
     """A training whose steps take a time that varies by 1%, and a half more in every tenth block."""
 
     def __init__(
-        self, number, step_s=0.04, fails_at=None, error=None, samples=32, losses="0x1p+0", prints=(1, 2, 3), cpu=None
+        self,
+        number,
+        step_s=0.04,
+        saving_s=0.0,
+        fails_at=None,
+        error=None,
+        samples=32,
+        losses=LOSS,
+        prints=(1, 2, 3),
+        cpu=None,
     ):
         self.process = self
         self.blocks, self.is_closed = 0, False
-        self._number, self._step_s, self._fails_at, self._error = number, step_s, fails_at, error
+        self._number, self._step_s, self._saving_s = number, step_s, saving_s
+        self._fails_at, self._error = fails_at, error
         self._of_block = {"samples": samples, "prints": prints, "memory_bytes": 2**29 + number * 2**20}
         self._losses, self._cpu = losses, cpu or CpuUse()
 
@@ -43,8 +54,11 @@ class FakeTraining:
         if self.blocks == self._fails_at:
             raise self._error
         self.blocks += 1
+        saving_s = self._saving_s * (self.blocks % 3 == 0) / (steps - 1)
         noise = 1 + 0.01 * sin(self._number + 2.1 * self.blocks) + 0.5 * ((self.blocks + self._number) % 10 == 0)
-        return Block(self._step_s * noise, None, ((self._losses,),) * steps, 7, **self._of_block, cpu=self._cpu)
+        step_s = self._step_s * noise
+        losses = ((self._losses,),) * steps
+        return Block(step_s + saving_s, None, losses, 7, **self._of_block, cpu=self._cpu, typical_s=step_s)
 
     def close(self):
         self.is_closed = True
@@ -81,9 +95,11 @@ CASES = {
     "a quarter less": ({"step_s": 0.03}, {}, FASTER),
     "a quarter more, and other losses": ({"step_s": 0.05, **DIFFERS}, {}, SLOWER),
     "nothing": ({}, {}, NOT_SHOWN),
+    "nothing, beside checkpoints in every third block": ({"saving_s": 0.5}, {"saving_s": 0.5}, NOT_SHOWN),
+    "slower checkpoints in every third block": ({"saving_s": 1.0}, {"saving_s": 0.5}, SLOWER),
     "twice the batch in less than twice the time": ({"step_s": 0.06, "samples": 64}, {}, FASTER),
     "a crash": ({"fails_at": 3, "error": TrialError("out of memory")}, {}, FAILED),
-    "an end of its own": ({"fails_at": 40, "error": EndedError("it came to its end")}, {}, NOT_SHOWN),
+    "an end of its own": ({"fails_at": 15, "error": EndedError("it came to its end")}, {}, NOT_SHOWN),
     "a base that differs from itself": ({}, [{}, {"step_s": 0.06}, {}], NO_VERDICT),
     "a CPU that others had": ({"step_s": 0.05, "cpu": BUSY}, {"cpu": CpuUse(1.0, 0.5, 0.9, 0.1)}, UNDECIDED),
     "losses that rounding moves": ({"losses": (1 + 2e-7).hex()}, {}, NOT_SHOWN),
@@ -119,3 +135,16 @@ def test_a_wide_interval_decides_nothing(found):
     (row,) = found({}).rows
     wide = replace(row, effect=replace(row.effect, relative=-0.05, low=-0.3, high=0.2))
     assert change_verdict(wide) == "UNDECIDED: -5.0% (-30.0 .. +20.0) a step; the interval is too wide"
+
+
+def test_a_session_goes_on_where_it_was_interrupted(tmp_path):
+    first, kept = measured(cores=2.0), []
+    times = iter([0.0] * 60 + [1e6] * 10)
+    sessions = []
+    for clock in (lambda: next(times), lambda: 0.0):
+        session = ChangeSession(FakeLauncher({}, {}), CHANGED, 300.0, tmp_path, clock=clock, first=first)
+        session.under_way = msgspec.json.decode(kept[-1], type=UnderWay) if kept else None
+        session.keep = lambda session=session: kept.append(msgspec.json.encode(session.under_way))
+        sessions.append(session.run().rows[0].effect.rounds)
+    assert sessions[0] in range(40, 61)
+    assert sessions[1] > sessions[0]

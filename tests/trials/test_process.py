@@ -5,6 +5,7 @@ import signal
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -165,3 +166,11 @@ def test_the_end_of_a_training_has_a_reason(start, code, kind, reason):
 def test_a_training_that_takes_too_long_is_given_up(start):
     with pytest.raises(TrialError, match="no end after 0 s"):
         start("time.sleep(1000)").wait_for_block(0.05)
+
+
+def test_a_training_that_computes_is_waited_for_longer(start, monkeypatch):
+    used_s = [1.0, 2.0, 2.0]
+    monkeypatch.setattr(CpuReading, "of", lambda tree: SimpleNamespace(own_s=used_s.pop(0)))
+    with pytest.raises(TrialError, match="no end after 0 s"):
+        start("time.sleep(1000)").wait_for_block(0.05)
+    assert not used_s

@@ -59,6 +59,26 @@ def test_two_unchanged_trainings_differ_beyond_their_interval_and_two_percent():
     assert [each.differs for each in shown] == [True, True, False, False]
 
 
+def test_slower_checkpoints_are_an_effect_on_all_steps_alone():
+    typical, every_third = [1.0 + 0.001 * (at % 7) for at in range(60)], [0.5 * (at % 3 == 0) for at in range(60)]
+    whole = [[a + factor * b for a, b in zip(typical, every_third, strict=True)] for factor in (3, 1, 1)]
+    shown = effect_of(typical, typical, typical, all_steps=whole)
+    assert (shown.relative, shown.low, shown.high, shown.of_all.p_value) == (0, 0, 0, shown.total_p)
+    assert shown.of_all.relative == pytest.approx(0.285, abs=0.005)
+    assert shown.total_p > 0.9999
+    same = effect_of(typical, typical, typical, all_steps=whole[1:] + whole[1:2])
+    assert same.of_all is same
+
+
+def test_a_claim_about_one_change_needs_clear_ranks_an_interval_beyond_one_percent_and_more_than_the_control():
+    control = effect(0.004, 0.5)
+    assert effect(0.05, 0.9999, 0.03, 0.07).is_claim(control)
+    assert effect(-0.05, 0.0001, -0.07, -0.03).is_claim(control)
+    for other in (effect(0.05, 0.999, 0.03, 0.07), effect(0.05, 0.9999, 0.005, 0.1), effect(0.015, 1.0, 0.012, 0.018)):
+        assert not other.is_claim(control)
+    assert not effect(0.05, 0.9999, 0.03, 0.07).is_claim(effect(-0.06, 0.2))
+
+
 def test_a_gain_is_named_the_less_easily_the_more_changes_there_are_and_beyond_noise_and_control():
     effects = {"a": effect(-0.1, 0.01), "b": effect(-0.1, 0.02), "c": effect(-0.1, 0.2)}
     assert gains(effects, 0.05) == {"a", "b"}

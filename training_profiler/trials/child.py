@@ -16,7 +16,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
+from math import inf
+from statistics import mean, median
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +40,7 @@ from training_profiler.trials.treatment import around
 SEED: Final = 20_261_122  # unlikely to be the program's own
 LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
 DRAIN_EVERY: Final = 64  # steps
+LONG: Final = 3  # times as long as the median step of a block
 FAILED_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -133,7 +136,7 @@ class BlockRunner:
         self._session: Any = None
         self._left = self.plan.warmup
         self._block = 0  # steps of the block under way; 0 in the warm-up
-        self._begin_ns = self.clock()  # of what is measured: the second step of a block
+        self._ends_ns = [self.clock()]  # of what is measured: the first step of a block, and those after it
         self._losses: list[list[Any]] = [[]]  # of each step, as tensors
         self._samples = [0]  # of each step
         self._prints: list[int] = []  # of the first samples
@@ -155,13 +158,15 @@ class BlockRunner:
         self._losses.append([])
         self._samples.append(0)
         self._left -= 1
-        if self._block and self._left == self._block - 1:
+        is_first = bool(self._block) and self._left == self._block - 1
+        if is_first or self._left <= 0:
             self._wait_for_devices()
-            self._begin_ns = self.clock()  # the first step of a block refills the caches
+        self._ends_ns.append(self.clock())
+        if is_first:
+            del self._ends_ns[:-1]  # the first step of a block refills the caches
         if self._left > 0:
             return
-        self._wait_for_devices()
-        elapsed_ns = self.clock() - self._begin_ns
+        elapsed_ns = self._ends_ns[-1] - self._ends_ns[0]
         holds = self.children.stop()
         if self._session is None:
             self._session = self.connect()
@@ -170,6 +175,7 @@ class BlockRunner:
         self._session.send(
             event="block",
             step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
+            typical_s=self._typical_s() if self._block else None,
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
             losses=[[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]],
             samples=median(self._samples[:-1]),
@@ -184,6 +190,15 @@ class BlockRunner:
         del self._losses[:-1], self._samples[:-1]
         self._block = self._left = max(2, self._session.next_block())
         self.children.resume()
+
+    def _typical_s(self) -> float:
+        """Return the mean time of a step in which a rare, long one, as with a checkpoint, counts as three typical ones.
+
+        Where a device works, most steps may only queue their work, and the one that waits for it is as typical.
+        """
+        steps_ns = [after - before for before, after in pairwise(self._ends_ns)]
+        most_ns = inf if any(True for _ in self._devices()) else LONG * median(steps_ns)
+        return mean(min(each, most_ns) for each in steps_ns) / NS_PER_S
 
     def _compiled(self) -> tuple[float, int]:
         """Return the seconds that torch.compile took until now, and how often it compiled the same code again."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -19,16 +20,21 @@ from training_profiler.trials.results import (
     NOISY,
     NOT_SHOWN,
     NOT_TRIED,
+    SLOWER,
     UNDECIDED,
     Results,
     Row,
 )
-from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, UNCHANGED, Wave, differ, why_undecided
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave, differ, why_undecided
 from training_profiler.trials.treatment import facts_of
 from training_profiler.trials.variants import Variant
 
 CHANGED: Final = "changed"  # the training with the change
-MOST_ROUNDS: Final = 120
+MOST_ROUNDS: Final = 600
+PARTS: Final = 2  # with fresh processes each: one may be slower than another for all its life
+FEWEST_ROUNDS, LOOK_EVERY = 20, 10  # before a part may end, and between two looks at its intervals
+MOST_OF_STARTS: Final = 0.15  # of the time, for the starts of one part; else there is only one
+OF_ALL: Final = "the difference is that of all steps together, with rare, long ones such as those with a checkpoint"
 NO_SEED: Final = "the program sets no seed: all trainings began with the same random numbers"
 
 
@@ -46,6 +52,10 @@ class ChangeSession:
     """What the program without the change has shown; it runs under the profiler where that is not known."""
     folder: Path | None = None
     """The run folder, once the first run has ended."""
+    under_way: UnderWay | None = None
+    """How far the trainings have come, in an earlier session too, which this one then goes on with."""
+    keep: Callable[[], None] = lambda: None
+    """Called whenever some more rounds have run."""
 
     def run(self) -> Results:
         """Run both in turns and return what that shows; after Ctrl-C, as far as they came.
@@ -58,6 +68,31 @@ class ChangeSession:
             self.first, self.folder = run_first(self.launcher, self.budget_s, self.runs, self.on_progress)
         first = self.first
         left_s = self.budget_s - (self.clock() - begin_s)
+        under_way = self.under_way = self.under_way or self._begun(first, left_s)
+        wave, starts_s = under_way.record, under_way.schedule.startup_s * ceil(len(under_way.outcomes) / first.at_once)
+        parts = PARTS if not wave.done and starts_s <= MOST_OF_STARTS * left_s else 1
+        is_interrupted = first.is_interrupted
+        try:
+            self._run_part(under_way, first.at_once, self.clock() + left_s / parts, lambda: _is_enough(wave, 1 / parts))
+            if parts > 1:
+                wanted = parts * wave.done
+                self._run_part(under_way, first.at_once, begin_s + self.budget_s, lambda: wave.done >= wanted)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            wave.pause()
+        except TrialError as error:
+            raise TryError(f"{self.launcher.program.shown} failed without the change: {error}") from None
+        finally:
+            self.keep()
+        return replace(
+            self._results(under_way),
+            seconds=self.clock() - begin_s,
+            steps=under_way.schedule.steps,
+            is_interrupted=is_interrupted,
+            part_in_steps=first.part_in_steps,
+        )
+
+    def _begun(self, first: FirstRun, left_s: float) -> UnderWay:
         loader = facts_of(first.snapshot).loader
         cycle = max(1, 0 if loader is None else loader.num_workers or 0)
         schedule = first.schedule(3, left_s, cycle, most_rounds=MOST_ROUNDS)
@@ -66,33 +101,21 @@ class ChangeSession:
                 f"fewer than {FEWEST_STEPS} steps of three trainings fit into {duration_text(self.budget_s)}: a step "
                 f"takes {time_text(first.step_s)}; example: --budget {enough_budget(first.step_s, first.startup_s)}"
             )
-        under_way = UnderWay.of(Wave.of([CHANGED], schedule.rounds, GAIN_ERROR), schedule, True)
-        base = self.launcher.base
-        variants = {UNCHANGED: base, AGAIN: base, CHANGED: self.changed}
-        is_interrupted = first.is_interrupted
-        interleaved = Interleaved(
+        return UnderWay.of(Wave.of([CHANGED], schedule.rounds), schedule, True)
+
+    def _run_part(self, under_way: UnderWay, at_once: int, end_s: float, is_enough: Callable[[], bool]) -> None:
+        """Run fresh processes in turns."""
+        wave, base = under_way.record, self.launcher.base
+        wave.futile, wave.shown = set(), set()  # no look ends a session about one change: it may be slower as well
+        Interleaved(
             under_way,
-            lambda name: self.launcher.start((), schedule.warmup, variants[name]),
-            first.at_once,
+            lambda name: self.launcher.start((), under_way.schedule.warmup, self.changed if name == CHANGED else base),
+            at_once,
             lambda part, what: self.on_progress(part, f"{self.changed.name} against {base.name}: {what}"),
-            lambda: self.clock() - begin_s > self.budget_s,
-            lambda: None,
-            is_per_sample=True,
-        )
-        try:
-            interleaved.run()
-        except KeyboardInterrupt:
-            is_interrupted = True
-            under_way.record.pause()
-        except TrialError as error:
-            raise TryError(f"{self.launcher.program.shown} failed without the change: {error}") from None
-        return replace(
-            self._results(under_way),
-            seconds=self.clock() - begin_s,
-            steps=schedule.steps,
-            is_interrupted=is_interrupted,
-            part_in_steps=first.part_in_steps,
-        )
+            lambda: self.clock() > end_s or is_enough(),
+            lambda: None if wave.done % LOOK_EVERY else self.keep(),
+            is_own=True,
+        ).run()
 
     @property
     def _cores(self) -> float | None:
@@ -105,25 +128,38 @@ class ChangeSession:
         row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
         control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.differs
+        effect = None if row.effect is None else row.effect.of_all
+        is_claim = effect is not None and control.effect is not None and effect.is_claim(control.effect)
         if row.verdict in (FAILED, NOT_TRIED):
             row = replace(row, verdict=FAILED)
         elif is_noisy:
             row = replace(row, verdict=NO_VERDICT)
-        elif CHANGED in wave.shown:
+        elif is_claim and effect is not None and effect.relative < 0:
             row = replace(row, verdict=FASTER)
         elif (why := why_undecided(self._cores, changed.cpu, unchanged.cpu)) is not None:
             row = replace(row, verdict=UNDECIDED, reason=why)
-        notes = [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
+        else:
+            row = replace(row, verdict=SLOWER if is_claim else NOT_SHOWN)
+        of_typical = [f"{OF_ALL}; a typical step: {row.effect}"] * (effect is not None and effect is not row.effect)
+        notes = of_typical + [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
         if wave.has_ended and wave.block_s[CHANGED][-1] is None and wave.block_s[UNCHANGED][-1] is not None:
             notes.append(f"with the change, the training ended by itself after {len(changed.losses)} steps")
         return Results(
             self.launcher.program.shown,
             0.0,
-            (row,),
+            (replace(row, effect=effect),),
             unchanged_step_s=wave.step_s(UNCHANGED),
             control=control,
             notes=tuple(notes),
         )
+
+
+def _is_enough(wave: Wave, part: float) -> bool:
+    """Return whether this part of a session has shown its share: that depends on the noise, not on the difference."""
+    if wave.done < FEWEST_ROUNDS or wave.done % LOOK_EVERY:
+        return False
+    effect = wave.effects().get(CHANGED)
+    return effect is not None and effect.is_narrow(part)
 
 
 def data_notes(changed: Outcome, unchanged: Outcome) -> list[str]:

@@ -36,6 +36,7 @@ from training_profiler.trials.treatment import DoesNotApplyError
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2
 END_WAIT_S: Final = 5.0
+LONGER, AT_WORK = 3, 0.02  # how often a wait is repeated for processes that use a CPU for this part of it: they compile
 MOST_OUTPUT_BYTES: Final = 20_000  # of the end of a program's output
 _PORT_IN_USE: Final = re.compile(r"address already in use", re.I)
 # What an error says where memory is short.
@@ -77,6 +78,7 @@ class Block:
     prints: tuple[int, ...] = ()  # fingerprints of the training's first samples
     memory_bytes: int = 0  # the most until now; 0 is unknown
     compiled: tuple[float, int] = (0.0, 0)  # seconds until now, and how often the same code was compiled again
+    typical_s: float | None = None  # as ``step_s``, with less weight of rare, long steps
 
 
 @dataclass
@@ -112,15 +114,15 @@ class _Ranks:
         self.messages = {}
         losses = zip(*(message["losses"] for message in messages), strict=False)
         of_all = tuple(tuple(chain(*of_step)) for of_step in losses)
-        step_s, warmup_s = (
-            max((message[name] for message in messages if message[name] is not None), default=None)
-            for name in ("step_s", "warmup_s")
+        step_s, warmup_s, typical_s = (
+            max((message[name] for message in messages if message.get(name) is not None), default=None)
+            for name in ("step_s", "warmup_s", "typical_s")
         )
         names = "samples", "prints", "memory_bytes", "compiled"
         samples, prints, memory, compiled = ([each[name] for each in messages] for name in names)
         seconds, again = map(max, zip(*compiled, strict=True))
         of_first = messages[0]["seed"], CpuUse(), sum(samples), tuple(chain(*prints)), max(memory)
-        return Block(step_s, warmup_s, of_all, *of_first, (seconds, again))
+        return Block(step_s, warmup_s, of_all, *of_first, (seconds, again), typical_s)
 
 
 class TrialProcess:
@@ -168,11 +170,15 @@ class TrialProcess:
         Raises:
             TrialError: the training failed, came to its end, or took too long.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, used_s, longer = time.monotonic() + timeout_s, 0.0, LONGER
         while len(self._ranks.messages) < self._ranks.world_size:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TrialError(f"no end after {timeout_s:.0f} s")
+                before_s, used_s, longer = used_s, CpuReading.of(self._tree()).own_s, longer - 1
+                if longer < 0 or used_s - before_s < AT_WORK * timeout_s:
+                    raise TrialError(f"no end after {(LONGER - longer) * timeout_s:.0f} s")
+                deadline_s = time.monotonic() + timeout_s
+                continue
             has_news = self._receive(min(POLL_S, left_s))
             if not has_news and self.poll() is not None:
                 self._receive(0.0)
@@ -380,7 +386,7 @@ class Interleaved:
     on_progress: Callable[[float, str], None]  # called with the part of the work that is done
     must_end: Callable[[], bool]  # whether the time is up
     on_round: Callable[[], None]  # called after the start, and once all trainings have run the same block
-    is_per_sample: bool = False  # whether times are divided by the samples of a step, where all of these are known
+    is_own: bool = False  # a change of the user's: batches may differ in size, and rare steps are compared apart
 
     def __post_init__(self) -> None:
         self._schedule, self._wave = self.under_way.schedule, self.under_way.record
@@ -418,7 +424,7 @@ class Interleaved:
         samples = {
             name: outcome.samples for name, outcome in self.under_way.outcomes.items() if name in self._trainings
         }
-        if self.is_per_sample and differ(*samples.values()):
+        if self.is_own and differ(*samples.values()):
             self._per = samples
 
     def _add(self, blocks: Mapping[str, Block | None]) -> None:
@@ -434,8 +440,13 @@ class Interleaved:
         steps = self._schedule.block_steps
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
-        ran = [(name, block.step_s) for name, block in blocks.items() if block and block.step_s]
-        self._wave.add_round({name: step_s / self._per[name] for name, step_s in ran})
+        ran = [(name, block, self._per[name]) for name, block in blocks.items() if block and block.step_s]
+        all_steps_s = {name: (block.step_s or 0.0) / per for name, block, per in ran}
+        if self.is_own:
+            typical_s = {name: (block.typical_s or block.step_s or 0.0) / per for name, block, per in ran}
+            self._wave.add_round(typical_s, all_steps_s)
+        else:
+            self._wave.add_round(all_steps_s)
         self._add(blocks)
         self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:

@@ -7,7 +7,7 @@ against the first one is the control.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from math import ceil, erfc, exp, expm1, inf, log1p, sqrt
 from statistics import NormalDist
 from typing import Annotated, Final
@@ -27,27 +27,31 @@ from training_profiler.statistics.compare import LEAST_SHOWN
 
 _HALVINGS = 16  # of the range of all differences, so an end of the interval is exact to 1/65,536 of it
 _DIGITS = 12  # after which differences are of rounding
+_NO_VARIANCE = 1e-30  # s^2, of times that are all the same
 
 
-def faster_p(logs: Floats) -> float:
+def faster_p(logs: Floats, is_by_rank: bool = True) -> float:
     """Return the probability of such ranks, or clearer ones, from a change without a gain.
 
     Args:
         logs: logarithms of the time of a step: a row for each round, the changed training in the first column.
     """
-    (score,) = _scores(logs, np.zeros(1))
+    (score,) = _scores(logs, np.zeros(1), is_by_rank)
     return max(_least_p(logs), 0.5 * erfc(score / sqrt(2)))
 
 
-def shift_of(logs: Floats, error: float) -> tuple[float, float, float]:
-    """Return the shift of the changed training at which its ranks are as expected, and the interval of the shift."""
+def shift_of(logs: Floats, error: float, is_by_rank: bool = True) -> tuple[float, float, float]:
+    """Return the shift of the changed training at which its ranks are as expected, and the interval of the shift.
+
+    Not by rank, all blocks together take as long then: a few very slow blocks decide it, if there are any.
+    """
     differences = logs[:, 0] - logs[:, 1:].mean(axis=1)
     bound = NormalDist().inv_cdf(1 - error / 2)
     wanted = np.array([0.0, -bound, bound])
     low, high = np.full(3, differences.min()), np.full(3, differences.max())
     for _ in range(_HALVINGS):  # the score grows with the shift
         middle = (low + high) / 2
-        is_beyond = _scores(logs, middle) > wanted
+        is_beyond = _scores(logs, middle, is_by_rank) > wanted
         low, high = np.where(is_beyond, low, middle), np.where(is_beyond, middle, high)
     shift, least, most = ((low + high) / 2).tolist()
     return (shift, least, most) if _least_p(logs) <= error / 2 else (shift, -inf, inf)
@@ -57,19 +61,22 @@ def _least_p(logs: Floats) -> float:
     return float(logs.shape[1]) ** -len(logs)
 
 
-def _scores(logs: Floats, shifts: Floats) -> Floats:
+def _scores(logs: Floats, shifts: Floats, is_by_rank: bool = True) -> Floats:
     """Return how much lower the ranks of the changed training are than expected, in standard deviations.
 
-    Each of the shifts is subtracted from the changed training before.
+    Each of the shifts is subtracted from the changed training before. Not by rank, the times are summed as they are.
     """
     shifted = np.repeat(logs[np.newaxis], len(shifts), axis=0)
     shifted[:, :, 0] -= shifts[:, np.newaxis]
-    aligned = shifted - shifted.mean(axis=2, keepdims=True)
-    ranks = _ranks(aligned.reshape(len(shifts), -1).round(_DIGITS)).reshape(aligned.shape)
-    expected = ranks.mean(axis=2, keepdims=True)
-    variance = ((ranks - expected) ** 2).mean(axis=2).sum(axis=1)
-    below = (expected[:, :, 0] - ranks[:, :, 0]).sum(axis=1)
-    scores: Floats = below / np.sqrt(np.maximum(variance, 1.0))
+    if is_by_rank:
+        aligned = shifted - shifted.mean(axis=2, keepdims=True)
+        values, least = _ranks(aligned.reshape(len(shifts), -1).round(_DIGITS)).reshape(aligned.shape), 1.0
+    else:
+        values, least = np.exp(shifted), _NO_VARIANCE
+    expected = values.mean(axis=2, keepdims=True)
+    variance = ((values - expected) ** 2).mean(axis=2).sum(axis=1)
+    below = (expected[:, :, 0] - values[:, :, 0]).sum(axis=1)
+    scores: Floats = below / np.sqrt(np.maximum(variance, least))
     return scores
 
 
@@ -90,8 +97,14 @@ FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the las
 SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
 UNCHANGED: Final = "unchanged"
 AGAIN: Final = "unchanged, again"
+# On either side, if a session is about one change. Slow steps that follow each other make errors ten times as frequent;
+# with that, at most one session of 100 makes a false claim (benchmarks.own_changes --simulated).
+CLAIM_ERROR: Final = 0.0005
+LEAST_BEYOND: Final = 0.01  # two processes of the same program may differ by this, for all their lives
+NARROW, NARROW_TOTAL = 0.02, 0.1  # widths of intervals that more rounds are not worth
+MOST_SHOWN: Final = 1e15  # of a relative difference
 LEAST_CPUS: Final = 0.1  # the system itself takes as much at times
-_DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond what few rounds show by chance
+_DEPENDENT_FROM: Final = 10.0  # correlation of a ratio with the next, times the rounds: beyond chance in few rounds
 _FEWEST_GROUPS: Final = 12
 
 
@@ -131,6 +144,7 @@ def why_undecided(cores: float | None, changed: CpuUse, unchanged: CpuUse) -> st
     )
 
 
+Blocks = Sequence[float | None]
 _Relative = Annotated[float, Meta(ge=-1, le=1e15)]
 
 
@@ -144,6 +158,9 @@ class Effect:
     p_value: Positive  # probability of such a result, or a clearer one, from a change without a gain
     rounds: Count
     total: _Relative | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
+    total_low: float = -1.0
+    total_high: float = MOST_SHOWN
+    total_p: Positive = 0.5
 
     def __str__(self) -> str:
         low, high = 100 * self.low, 100 * self.high
@@ -158,26 +175,52 @@ class Effect:
         """
         return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
 
+    @property
+    def of_all(self) -> "Effect":
+        """The effect on all steps where it is not that on a typical one: a change may make checkpoints slower."""
+        if self.total is None or self.total_low <= self.relative <= self.total_high:
+            return self
+        return replace(self, relative=self.total, low=self.total_low, high=self.total_high, p_value=self.total_p)
 
-def effect_of(
-    changed: Sequence[float | None], *unchanged: Sequence[float | None], error: float = INTERVAL_ERROR
-) -> Effect | None:
+    def is_claim(self, control: "Effect") -> bool:
+        """Whether a session about one change may call it faster or slower: neither chance nor noise has this effect."""
+        is_large = abs(self.relative) >= LEAST_SHOWN and max(self.low, -self.high) >= LEAST_BEYOND
+        is_beyond = abs(log1p(self.relative)) > abs(log1p(control.relative))
+        return is_large and is_beyond and min(self.p_value, 1 - self.p_value) <= CLAIM_ERROR
+
+    def is_narrow(self, part: float = 1.0) -> bool:
+        """Whether this part of a session has shown enough, and more rounds would show little more."""
+        widths = self.high - self.low, self.total_high - self.total_low
+        return all(width * sqrt(part) <= most for width, most in zip(widths, (NARROW, NARROW_TOTAL), strict=True))
+
+
+def effect_of(*trainings: Blocks, all_steps: Sequence[Blocks] = (), error: float = INTERVAL_ERROR) -> Effect | None:
     """Return the effect of a change; None without a round that has all blocks.
 
     Args:
-        changed: seconds a step in the block of each round; None where it did not run.
-        unchanged: the same of each unchanged training.
+        trainings: seconds a step in the block of each round, of the changed training first; None where it did not run.
+        all_steps: the same with the time of rare, long steps, if ``trainings`` has it only in part.
         error: of the interval.
     """
-    rounds = min(len(changed), *map(len, unchanged))
-    seconds = np.column_stack([np.asarray(each[:rounds], np.float64) for each in (changed, *unchanged)])
-    seconds = seconds[np.isfinite(seconds).all(axis=1)]
-    if not len(seconds):
+    typical, whole = (_columns(each) for each in (trainings, all_steps or trainings))
+    ran = np.isfinite(typical).all(axis=1)
+    if not ran.any():
         return None
-    logs = _independent(np.log(seconds))
-    shift, low, high = shift_of(logs, error)
-    total = float(seconds[:, 0].sum() / seconds[:, 1:].mean(axis=1).sum()) - 1
-    return Effect(expm1(shift), expm1(low), expm1(min(high, 50.0)), faster_p(logs), len(seconds), total)
+    logs, whole = _independent(np.log(typical[ran])), whole[ran]
+    together = len(whole) // len(logs)
+    whole = whole[-together * len(logs) :].reshape(len(logs), together, -1).mean(axis=1)
+    found, (total, least, most) = shift_of(logs, error), shift_of(np.log(whole), error, is_by_rank=False)
+    shown = [expm1(min(each, log1p(MOST_SHOWN))) for each in (*found, total, least, most)]
+    return Effect(
+        shown[0],
+        *(shown[1], shown[2], faster_p(logs), int(ran.sum())),
+        *(shown[3], shown[4], shown[5], faster_p(np.log(whole), is_by_rank=False)),
+    )
+
+
+def _columns(trainings: Sequence[Blocks]) -> Floats:
+    rounds = min(map(len, trainings))
+    return np.column_stack([np.asarray(each[:rounds], np.float64) for each in trainings])
 
 
 def _independent(logs: Floats) -> Floats:
@@ -189,7 +232,7 @@ def _independent(logs: Floats) -> Floats:
         near = np.clip(shifted, -bound, bound)
         near = near - near.mean()
         whole = float(near @ near)
-        if whole <= 0 or float(near[1:] @ near[:-1]) < _DEPENDENT_FROM * whole:
+        if whole <= 0 or float(near[1:] @ near[:-1]) < _DEPENDENT_FROM / len(near) * whole:
             break
         pairs = len(logs) // 2
         logs = logs[-2 * pairs :].reshape(pairs, 2, -1).mean(axis=1)
@@ -264,6 +307,7 @@ class Wave:
     shown: set[str] = field(default_factory=set)
     futile: set[str] = field(default_factory=set)
     has_ended: bool = False
+    all_steps_s: dict[str, list[float | None]] = field(default_factory=dict)  # where ``block_s`` is of typical steps
 
     @classmethod
     def of(
@@ -284,10 +328,17 @@ class Wave:
         undecided = [name for name in self.changes if name not in decided]
         return [UNCHANGED, AGAIN, *undecided] if undecided and not self.has_ended else []
 
-    def add_round(self, block_s: Mapping[str, float]) -> None:
-        """Add the seconds a step of each training that has run a block; look at the results if that is due."""
+    def add_round(self, block_s: Mapping[str, float], all_steps_s: Mapping[str, float] | None = None) -> None:
+        """Add the seconds a step of each training that has run a block; look at the results if that is due.
+
+        Args:
+            block_s: of a typical step, if ``all_steps_s`` is given.
+            all_steps_s: with rare, long steps.
+        """
         for name, seconds in self.block_s.items():
             seconds.append(block_s.get(name))
+            if all_steps_s is not None:
+                self.all_steps_s.setdefault(name, []).append(all_steps_s.get(name))
         self.done += 1
         if self.done >= self.rounds:
             self.end()
@@ -318,9 +369,15 @@ class Wave:
 
     def effects(self) -> dict[str, Effect]:
         """Return the effect of each change, and of the control."""
-        unchanged, again = self.block_s[UNCHANGED], self.block_s[AGAIN]
-        found = {AGAIN: effect_of(again, unchanged, error=CONTROL_ERROR)}
-        found |= {name: effect_of(self.block_s[name], unchanged, again) for name in self.changes}
+        compared = {AGAIN: (AGAIN, UNCHANGED)} | {name: (name, UNCHANGED, AGAIN) for name in self.changes}
+        found = {
+            name: effect_of(
+                *(self.block_s[each] for each in names),
+                all_steps=[self.all_steps_s[each] for each in names if self.all_steps_s],
+                error=CONTROL_ERROR if name == AGAIN else INTERVAL_ERROR,
+            )
+            for name, names in compared.items()
+        }
         return {name: effect for name, effect in found.items() if effect is not None}
 
     def step_s(self, name: str) -> float | None:

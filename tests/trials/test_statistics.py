@@ -72,11 +72,13 @@ def test_slower_checkpoints_are_an_effect_on_all_steps_alone():
 
 def test_a_claim_about_one_change_needs_clear_ranks_an_interval_beyond_one_percent_and_more_than_the_control():
     control = effect(0.004, 0.5)
-    assert effect(0.05, 0.9999, 0.03, 0.07).is_claim(control)
-    assert effect(-0.05, 0.0001, -0.07, -0.03).is_claim(control)
+    for shown in (effect(0.05, 0.9999, 0.03, 0.07), effect(-0.05, 0.0001, -0.07, -0.03)):
+        assert shown.claim(control) is shown
+        against = replace(shown, total=-shown.relative, total_low=-shown.high, total_high=-shown.low, total_p=0.5)
+        assert against.claim(control) is None
     for other in (effect(0.05, 0.999, 0.03, 0.07), effect(0.05, 0.9999, 0.005, 0.1), effect(0.015, 1.0, 0.012, 0.018)):
-        assert not other.is_claim(control)
-    assert not effect(0.05, 0.9999, 0.03, 0.07).is_claim(effect(-0.06, 0.2))
+        assert other.claim(control) is None
+    assert effect(0.05, 0.9999, 0.03, 0.07).claim(effect(-0.06, 0.2)) is None
 
 
 def test_a_gain_is_named_the_less_easily_the_more_changes_there_are_and_beyond_noise_and_control():

@@ -128,19 +128,19 @@ class ChangeSession:
         row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
         control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.differs
-        effect = None if row.effect is None else row.effect.of_all
-        is_claim = effect is not None and control.effect is not None and effect.is_claim(control.effect)
+        claim = None if row.effect is None or control.effect is None else row.effect.claim(control.effect)
         if row.verdict in (FAILED, NOT_TRIED):
             row = replace(row, verdict=FAILED)
         elif is_noisy:
             row = replace(row, verdict=NO_VERDICT)
-        elif is_claim and effect is not None and effect.relative < 0:
+        elif claim is not None and claim.relative < 0:
             row = replace(row, verdict=FASTER)
         elif (why := why_undecided(self._cores, changed.cpu, unchanged.cpu)) is not None:
             row = replace(row, verdict=UNDECIDED, reason=why)
         else:
-            row = replace(row, verdict=SLOWER if is_claim else NOT_SHOWN)
-        of_typical = [f"{OF_ALL}; a typical step: {row.effect}"] * (effect is not None and effect is not row.effect)
+            row = replace(row, verdict=NOT_SHOWN if claim is None else SLOWER)
+        effect = claim or row.effect
+        of_typical = [f"{OF_ALL}; a typical step: {row.effect}"] * (effect is not row.effect)
         notes = of_typical + [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
         if wave.has_ended and wave.block_s[CHANGED][-1] is None and wave.block_s[UNCHANGED][-1] is not None:
             notes.append(f"with the change, the training ended by itself after {len(changed.losses)} steps")

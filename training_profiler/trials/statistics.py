@@ -182,8 +182,17 @@ class Effect:
             return self
         return replace(self, relative=self.total, low=self.total_low, high=self.total_high, p_value=self.total_p)
 
-    def is_claim(self, control: "Effect") -> bool:
-        """Whether a session about one change may call it faster or slower: neither chance nor noise has this effect."""
+    def claim(self, control: "Effect") -> "Effect | None":
+        """Return the effect for which a session about one change may call it faster or slower; None without one.
+
+        Long steps without the change of a typical one make that smaller in all, but must not turn it round.
+        """
+        whole = self.of_all
+        is_turned = whole.low > 0 > self.relative or whole.high < 0 < self.relative
+        allowed = [each for each in (whole, self) if each._is_shown(control)]
+        return None if not allowed or (is_turned and allowed[0] is self) else allowed[0]
+
+    def _is_shown(self, control: "Effect") -> bool:
         is_large = abs(self.relative) >= LEAST_SHOWN and max(self.low, -self.high) >= LEAST_BEYOND
         is_beyond = abs(log1p(self.relative)) > abs(log1p(control.relative))
         return is_large and is_beyond and min(self.p_value, 1 - self.p_value) <= CLAIM_ERROR

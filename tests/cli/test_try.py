@@ -16,6 +16,7 @@ from training_profiler.cli.trying import ProgressLine, seconds
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials.launcher import Program
+from training_profiler.trials.own_change import CHANGED
 from training_profiler.trials.results import as_data, save
 from training_profiler.trials.state import SCHEMA, Progress, SessionState, Wishes, identity_of, save_state
 
@@ -81,6 +82,18 @@ def test_arguments_that_were_not_kept_have_to_be_written_again(session, capsys):
     keep(session, Progress(["fused"], ["fused"]), "--api-key", "abc")
     assert "write the program after --resume RUN" in refused(capsys, "try", "--resume", session)
     assert outcome(capsys, str(session), "train.py", "--api-key", "abc")[0] == 0
+
+
+def test_a_change_of_ones_own_goes_on_with_the_same_command_alone(session, capsys):
+    words = "--patch", "fix.diff", "train.py"
+    assert "with the same command and --resume RUN" in refused(capsys, "try", "--resume", session, *words)
+    keep(session, Progress([CHANGED]))
+    assert "with the same command and --resume RUN" in refused(capsys, "try", "--resume", session)
+    (session.parents[1] / "fix.diff").write_text(PATCH)
+    assert "cannot go on: " in refused(capsys, "try", "--resume", session, *words)
+
+
+PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-import torch\n\\ No newline at end of file\n+import torch  # 2\n"
 
 
 def answer_of(read):

@@ -23,6 +23,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -43,18 +44,30 @@ from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.trying import INTERRUPTED, TABLE, ProgressLine, program_of, seconds, shown_name
 from training_profiler.reports.layout import Layout
 from training_profiler.settings.settings import read_settings
-from training_profiler.storage.run_folder import MASK, describe_process, typed_path
+from training_profiler.storage.run_folder import MASK, describe_process, masked, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
+from training_profiler.trials.first_run import FirstRun
 from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
-from training_profiler.trials.own_change import ChangeSession
+from training_profiler.trials.own_change import CHANGED, ChangeSession
 from training_profiler.trials.report import change_verdict, facts_of_row, render_change, render_results, unit_of
 from training_profiler.trials.results import FAILED, SLOWER, Results, Row, as_data, load, save
 from training_profiler.trials.session import TrialSession
-from training_profiler.trials.state import Wishes, identity_of, load_state, why_another
+from training_profiler.trials.state import (
+    SCHEMA,
+    Identity,
+    Progress,
+    SessionState,
+    Wishes,
+    held,
+    identity_of,
+    load_state,
+    save_state,
+    why_another,
+)
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 from training_profiler.trials.variants import AS_IT_IS, Variant, of_arguments, of_commit, of_patch
 
@@ -133,14 +146,15 @@ def run(arguments: argparse.Namespace) -> int:
     runs = runs_folder()
     if arguments.show_diff is not None:
         return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
+    is_own = any((arguments.patch, arguments.ref, arguments.base, arguments.args))
     if arguments.resume is not None:
-        return _resume(choose_run(arguments.resume, runs), arguments)
+        return _resume(choose_run(arguments.resume, runs), arguments, is_own)
     words = _words(arguments)
     if arguments.all and arguments.only:
         raise ProfilerError("--all tries all that applies, and --only what it names: leave one of them out")
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
-    if any((arguments.patch, arguments.ref, arguments.base, arguments.args)):
+    if is_own:
         return _own_change(program_of(words), runs, arguments)
     if arguments.fail_if_slower is not None:
         raise ProfilerError("--fail-if-slower needs a change of your own: --patch, --ref, --base or --args")
@@ -148,14 +162,24 @@ def run(arguments: argparse.Namespace) -> int:
     return _session(program_of(words), wishes, runs, arguments, lambda session: session.run())
 
 
-def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> int:
-    """Compare the program with a change of the user's and without it; return the exit status."""
+def _own_change(program: Program, runs: Path, arguments: argparse.Namespace, folder: Path | None = None) -> int:
+    """Compare the program with a change of the user's and without it; return the exit status.
+
+    Goes on with the session in ``folder``, if one is given.
+    """
     changed, base = _variants(arguments)
+    identity = identity_of(program, describe_process(read_settings()), (changed, base))
     progress = ProgressLine(arguments.budget)
-    with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
+    with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch, ExitStack() as stack:
         launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes, base)
         try:
             session = ChangeSession(launcher, changed, arguments.budget, runs, progress.show)
+            session.keep = lambda: _keep(session, identity)
+            if folder is not None:
+                stack.enter_context(held(folder))
+                state = _state(folder, identity)
+                session.first = FirstRun.of(read_run(folder), state.memory_bytes, state.has_ended)
+                session.folder, session.under_way = folder, state.progress.under_way
             results = session.run()
         except KeyboardInterrupt:
             progress.note("stopped before anything was known")
@@ -163,6 +187,9 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
         finally:
             progress.clear()
             launcher.close()
+    if results.is_interrupted and session.folder is not None:
+        go_on = f"to go on: the same command with --resume {typed_path(session.folder)}"
+        results = replace(results, notes=(*results.notes, go_on))
     (row,) = results.rows
     assert session.folder is not None
     text, verdict = render_change(results, changed.name, base.name, Layout()), change_verdict(row, unit_of(results))
@@ -180,6 +207,24 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace) -> 
     if limit is not None and (is_slower or row.verdict == FAILED):
         return SLOWER_STATUS
     return INTERRUPTED if interruption.has_come else 0
+
+
+def _keep(session: ChangeSession, identity: Identity) -> None:
+    first, program = session.first, session.launcher.program
+    if first is None or session.folder is None:
+        return
+    nothing, so_far = as_data(Results(program.shown, 0.0, ())), Progress([CHANGED], under_way=session.under_way)
+    of_run = masked(program.words), program.is_python, Wishes(session.budget_s), first.memory_bytes, first.has_ended
+    with suppress(OSError):  # a full disk: the session cannot go on later
+        save_state(session.folder, SessionState(SCHEMA, identity, *of_run, nothing, so_far))
+
+
+def _state(folder: Path, identity: Identity) -> SessionState:
+    state = load_state(folder)
+    different = why_another(state.identity, identity)
+    if different is not None:
+        raise RunFolderError(f"{folder} cannot go on: {different}")
+    return state
 
 
 def _variants(arguments: argparse.Namespace) -> tuple[Variant, Variant]:
@@ -207,19 +252,21 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return words if arguments.module is None else ["-m", arguments.module, *words]
 
 
-def _resume(folder: Path, arguments: argparse.Namespace) -> int:
+def _resume(folder: Path, arguments: argparse.Namespace, is_own: bool) -> int:
     if not is_of_this_user(folder):
         raise RunFolderError(f"{folder}: {OF_OTHERS}, so the command that it names is not run")
     state = load_state(folder)
+    if is_own != (state.progress.chosen == [CHANGED]) or (is_own and not _words(arguments)):
+        raise RunFolderError("a session about a change of your own goes on with the same command and --resume RUN")
+    if is_own:
+        return _own_change(program_of(_words(arguments)), folder.parent, arguments, folder)
     if arguments.only or arguments.all or arguments.numerics:
         raise RunFolderError("--resume goes on with the changes of the session: leave out --only, --all and --numerics")
     words = _words(arguments)
     if not words and MASK in " ".join(state.words):
         raise RunFolderError("arguments that resemble secrets were not kept: write the program after --resume RUN")
     program = program_of(words) if words else Program(state.words, state.is_python, shown_name(state.words[1:]))
-    different = why_another(state.identity, identity_of(program, describe_process(read_settings())))
-    if different is not None:
-        raise RunFolderError(f"{folder} cannot go on: {different}")
+    _state(folder, identity_of(program, describe_process(read_settings())))
     if not state.progress.left:
         return _print(_loaded(folder), folder, arguments)
     steps = arguments.steps or state.wishes.total_steps

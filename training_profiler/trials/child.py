@@ -194,7 +194,7 @@ class BlockRunner:
     def _typical_s(self) -> float:
         """Return the mean time of a step in which a rare, long one, as with a checkpoint, counts as three typical ones.
 
-        Where a device works, most steps may only queue their work, and the one that waits for it is as typical.
+        Where a device works, most steps may only queue their work: a step that waits for it is as typical.
         """
         steps_ns = [after - before for before, after in pairwise(self._ends_ns)]
         most_ns = inf if any(True for _ in self._devices()) else LONG * median(steps_ns)

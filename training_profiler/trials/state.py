@@ -26,6 +26,7 @@ from training_profiler.trials.isolation import program_files
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import UnderWay
 from training_profiler.trials.results import from_data
+from training_profiler.trials.variants import ChangedFile, Variant
 
 MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
 # They decide how fast the same program is.
@@ -56,15 +57,21 @@ class Identity:
     files: dict[str, str] = field(default_factory=dict)  # their digests
 
 
-def identity_of(program: Program, process: Mapping[str, Any]) -> Identity:
-    """Return the identity of a session. ``process`` is the content of a meta.json."""
+def identity_of(program: Program, process: Mapping[str, Any], forms: Sequence[Variant] = ()) -> Identity:
+    """Return the identity of a session, about forms of the program if there are any.
+
+    ``process`` is the content of a meta.json.
+    """
     words = list(program.words)
+    of_forms = {f"{form.name}: {file.path}": _of(file) for form in forms for file in form.files}
     identity = Identity(
         dict(process) | {"command": shlex.join(masked(words))},
         _machine(),
         {name: os.environ[name] for name in VARIABLES if name in os.environ},
         hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest(),
-        {str(path): _digest(path) for path in program_files(words, Path.cwd())},
+        {str(path): _digest(path) for path in program_files(words, Path.cwd())}
+        | {f"try {form.name}": "" for form in forms}
+        | of_forms,
     )
     return msgspec.json.decode(msgspec.json.encode(identity), type=Identity)  # as it comes back from a file
 
@@ -100,6 +107,10 @@ def _gpus() -> Iterator[str]:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             yield path.read_text("utf-8", "replace").partition("Model:")[2].partition("\n")[0].strip()
+
+
+def _of(file: ChangedFile) -> str:
+    return f"{file.mode:o} {hashlib.sha256(file.content).hexdigest()}"
 
 
 def _digest(path: Path) -> str:

@@ -98,7 +98,7 @@ SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, fo
 UNCHANGED: Final = "unchanged"
 AGAIN: Final = "unchanged, again"
 # On either side, if a session is about one change. Slow steps that follow each other make errors ten times as frequent;
-# with that, at most one session of 100 makes a false claim (benchmarks.own_changes --simulated).
+# with that, about one simulated session of 200 makes a false claim (benchmarks/RESULTS.md).
 CLAIM_ERROR: Final = 0.0005
 LEAST_BEYOND: Final = 0.01  # two processes of the same program may differ by this, for all their lives
 NARROW, NARROW_TOTAL = 0.02, 0.1  # widths of intervals that more rounds are not worth

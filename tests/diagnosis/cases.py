@@ -241,6 +241,8 @@ SAYS = {
     "unused-gradients": {
         "of a teacher": backward(unused_gradients=TEACHER),
         "passed on": backward(unused_gradients=TEACHER._replace(passed_on=0.8, is_whole=False)),
+        "after all that are used": backward(unused_gradients=TEACHER._replace(part=0.4, after_trained=0.9)),
+        "between those that are used": backward(unused_gradients=TEACHER._replace(is_whole=False, after_trained=0.2)),
     },
     "unused-graphs": {
         "of acting": acting(),
@@ -339,7 +341,7 @@ SILENT = {
         "no phases": repeating(phase=""),
     },
     "unused-gradients": {
-        "at the threshold": backward(unused_gradients=TEACHER._replace(part=0.1)),
+        "hardly any": backward(unused_gradients=TEACHER._replace(part=0.09)),
         "none": backward(),
     },
     "unused-graphs": {

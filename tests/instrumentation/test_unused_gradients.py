@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
 
-from training_profiler.inspections import unused
+from training_profiler.inspections import early_steps, unused
 
 STEPS = 30
 
@@ -81,6 +81,17 @@ def test_layers_that_the_optimizer_did_not_get_are_found(training):
     facts = training.run(target=lambda x: torch.zeros(3, 2))
     assert (facts.numbers, facts.of, facts.is_whole) == (40, 58, False)
     assert facts.part == pytest.approx(40 / 58)
+    assert 0 < facts.after_trained < 1
+
+
+def test_what_comes_after_the_last_gradient_that_is_used_is_timed(training, monkeypatch):
+    now_ns = itertools.count(1_000, 1_000)  # begin, two gradients of the last layer, end
+    for module in (unused, early_steps):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(now_ns))
+    training.optimizer = torch.optim.SGD(training.student[2].parameters(), lr=0.1)
+    facts = training.run(target=lambda x: torch.zeros(3, 2))
+    assert facts.after_trained == pytest.approx(1 / 3)
+    assert not any(each._backward_hooks for each in training.student.parameters())
 
 
 def test_a_model_in_the_loss_passes_gradients_on(training):

@@ -17,7 +17,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.change import growing_work
 from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
-from training_profiler.diagnosis.finding import Change, Finding, Fix, record_steps
+from training_profiler.diagnosis.finding import RECORDING_COSTS, Change, Finding, Fix, record_steps
 from training_profiler.diagnosis.pauses import page_fault_time
 from training_profiler.diagnosis.places import in_python, places_text
 from training_profiler.diagnosis.program import is_on_cpu
@@ -202,18 +202,27 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("unused-gradients", 0.05, claims=(BACKWARD_PASS,), saves=(0.5, 1.5))  # of step time
+@RULES.rule("unused-gradients", 0.05, claims=(BACKWARD_PASS, FORWARD_PASS), saves=(0.5, 1.5))  # of step time
 def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag gradients of parameters that are in no optimizer, for what is over 5 % of step time.
 
     Their part of the backward pass is taken as that of their modules of the forward pass, and within a module as that
-    of the parameters. A module whose input needs a gradient passes it on in any case.
+    of the parameters, or as what comes after all gradients that are used. A module whose input needs a gradient passes
+    it on in any case; the forward pass of others need not record a graph.
     """
     facts, backward_s = snapshot.program.unused_gradients, snapshot.total_of_step_s(BACKWARD_PASS)
     if facts is None or not backward_s:
         return None
     # A layer multiplies once for the gradient of its weight and once for that of its input.
-    cost = cost_of_steps(snapshot, threshold, backward_s * (facts.part - 0.5 * facts.passed_on))
+    part, recording_s, after = facts.part - 0.5 * facts.passed_on, 0.0, facts.after_trained
+    if not snapshot.is_by_device(BACKWARD_PASS) and SYNCHRONIZATION not in snapshot.sections:
+        if facts.is_whole:
+            part = max(part, after)
+        elif after:  # the others pass gradients on to trained parameters before them
+            part = after + 0.5 * max(0.0, part - after)
+        alone = part if facts.is_whole else after
+        recording_s = RECORDING_COSTS * alone * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
+    cost = cost_of_steps(snapshot, threshold, part * backward_s + recording_s)
     at = f", called at {facts.place}" if facts.place else ""
     fix = "Set requires_grad_(False) on these parameters"
     changes: tuple[Change, ...] = (Change.NO_REQUIRES_GRAD,)

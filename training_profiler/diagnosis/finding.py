@@ -32,6 +32,8 @@ DROPOUT: Final = "and dropout draws other numbers"
 UNUSED: Final = "if the training does not use its result"
 KEPT: Final = "if the training draws no random numbers"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
+# A graph, of a forward pass; measured on the CPU for MLPs, convolutions, LSTMs and attention: 3 to 35 %.
+RECORDING_COSTS: Final = 0.15
 
 
 class Change(Enum):

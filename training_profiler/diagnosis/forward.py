@@ -12,7 +12,7 @@ from training_profiler.base.sections import (
     ROLLOUT,
     VALIDATION_EPOCH,
 )
-from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.finding import RECORDING_COSTS, Change, Finding, Fix
 from training_profiler.diagnosis.places import (
     IN_NO_MODEL,
     SAMPLES_NEEDED,
@@ -28,11 +28,11 @@ from training_profiler.diagnosis.places import (
 )
 from training_profiler.diagnosis.program import is_on_cpu
 from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
-from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
-MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
+ALIKE: Final = 2.0  # x the shortest one, up to which the median pass has no more operators
+MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 A_GOOD_PART: Final = 0.3  # of the forward pass
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
 
@@ -92,7 +92,8 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     The counted step may have been delayed, by another program for example; the shortest forward pass was not. That may
     include operators between two modules, which are not counted; the calls of the counted step do not. What is between
     operators counts as theirs, unless samples of lines show loops in Python there. These are a part of all passes, of
-    which the shortest may be a small batch, and count as far as a counted step of usual length has time for them.
+    which the shortest may be a small batch, and count as far as a counted step of usual length has time for them, or as
+    passes that are alike have time beside these operators.
     """
     counted, section, step = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS), snapshot.step
     if section is None or not section.min_s or step is None:
@@ -106,8 +107,10 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
         return None
     # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
     between_s = 40e-6 * counted.operators
-    most = outside_s / least_s
-    if counted.calls_s <= USUAL * (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS):
+    usual_s, most = (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS), outside_s / least_s
+    if least_s <= usual_s <= min(ALIKE * least_s, counted.calls_s):
+        most = max(most, 1 - counted.operators_s / usual_s)
+    if counted.calls_s <= USUAL * usual_s:
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)

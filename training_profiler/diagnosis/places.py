@@ -300,10 +300,9 @@ SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part 
 
 def _updating(share: float, lines: Sequence[LineStats]) -> list[Spent]:
     """Return the part of ``share`` in functions that change tensors in place, where no optimizer of torch updates."""
-    changing = [
-        each for each in lines if any(name.endswith(".copy_") or IN_PLACE.matches(name) for name in each.called)
-    ]
-    names = {(line.file, line.function) for line in changing if not line.inside and line.function != "<module>"}
+    in_place = {name for line in lines for name in line.called if name.endswith(".copy_") or IN_PLACE.matches(name)}
+    changing = [line for line in lines if in_place & line.called.keys() and line.function != "<module>"]
+    names = {(line.file, line.function) for line in changing if not line.inside}
     part = sum(line.share for line in lines if (line.file, line.function) in names) / share if share else 0.0
     return [Spent(UPDATING, min(1.0, part), OWN_SAVES * min(1.0, part), ())] if part >= NAMED_FROM else []
 

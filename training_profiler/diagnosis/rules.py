@@ -72,7 +72,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     findings.sort(
         key=lambda each: (
             not _is_first(each, largest_s),
-            each.code == "slow-startup" and float(each.evidence["share_of_run"]) < 0.5,  # as that of a trial
+            each.code == "slow-startup" and float(each.evidence["share_of_run"]) < 0.5,  # as of a trial
             -each.potential_saving_s,
             row_of(each).says_where,
         )

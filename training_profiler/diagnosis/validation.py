@@ -1,7 +1,6 @@
 """Rules about work between steps that is done in a costlier way than it needs."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from training_profiler.base.sections import (
     DATA_LOADING,
@@ -12,14 +11,11 @@ from training_profiler.base.sections import (
     WORKER_START,
 )
 from training_profiler.base.units import duration_text, time_text
-from training_profiler.diagnosis.finding import Change, Finding, Fix, joined
+from training_profiler.diagnosis.finding import RECORDING_COSTS, Change, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
 from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, has_enough_steps
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import LoaderStats, SectionStats, Snapshot
-
-# Of a forward pass; measured on the CPU for MLPs, convolutions, LSTMs and attention: 3 to 35 %.
-RECORDING_COSTS: Final = 0.15
 
 
 @RULES.rule(

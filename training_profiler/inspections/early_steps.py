@@ -66,6 +66,7 @@ class EarlySteps:
         self._is_done = False
         self._steps = self._calls = 0
         self._spent_ns = 0  # on looking at calls and backward passes
+        self._pass_began_ns = 0  # the backward pass under way
 
     @property
     def looked_ns(self) -> int:
@@ -138,10 +139,12 @@ class EarlySteps:
 
         def seen_backward_ends() -> None:
             backward_ends()
+            began_ns, ended_ns = self._pass_began_ns, perf_counter_ns()
             with self._looking():
                 _attempt(self._repeats.backward_ends)
                 self._frozen.backward_ends()
-                self._weights.backward_ends()
+                self._weights.backward_ends(ended_ns - began_ns)
+                self._gradients.backward_ends(began_ns, ended_ns)
 
         return {"update_ends": seen_update_ends, "backward_ends": seen_backward_ends}
 
@@ -173,7 +176,7 @@ class EarlySteps:
                 _attempt(self._graphs.backward_begins, args, kwargs, frame)
                 if (detector := self._context.detector) is not None:
                     _attempt(self._length.backward_begins, frame, detector.updates, self._steps)
-        self._weights.backward_begins()
+        self._pass_began_ns = perf_counter_ns()
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

@@ -288,7 +288,7 @@ class RepeatedWeights(Inspection):
         self._once: set[tuple[str, int, int]] = set()  # weights of each backward pass and update
         self._uses = 0
         self._spent_ns, self._all_ns = [0, 0], [0, 0]  # forward and backward, of parametrizations and of all
-        self._pass_began_ns = self._hooks_ns = 0  # the backward pass under way; in hooks, of the call under way
+        self._hooks_ns = 0  # in hooks, of the call under way
         self._parts: list[list[float]] = []  # of each step; of some of them another program has most of the time
         self._place = ""
 
@@ -314,13 +314,9 @@ class RepeatedWeights(Inspection):
             spent_ns = yield
         self._all_ns[0] += spent_ns - self._hooks_ns
 
-    def backward_begins(self) -> None:
-        """Handle the begin of a backward pass."""
-        self._pass_began_ns = perf_counter_ns()
-
-    def backward_ends(self) -> None:
+    def backward_ends(self, spent_ns: int) -> None:
         """Add a backward pass whose forward pass was seen."""
-        self._all_ns[1] += perf_counter_ns() - self._pass_began_ns
+        self._all_ns[1] += spent_ns
 
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
         if get_ident() == self._thread and id(module) in self._weights:

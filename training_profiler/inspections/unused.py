@@ -7,7 +7,9 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from statistics import median
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.inspections.inspection import (
@@ -61,6 +63,9 @@ class GradientUse(Inspection):
         self._has_looked = self._is_unknown = False
         self._found: UnusedGradients | None = None
         self._examples: list[tuple[Callable[[], Any], str]] = []  # unused parameters, by module and name
+        self._hooks = contextlib.ExitStack()  # of trained parameters
+        self._trained_ns = 0  # their latest gradient in a backward pass
+        self._after_trained: list[float] = []  # parts of backward passes
 
     def follow(self, seen: SeenCall) -> Following:
         """Add the call of a module, if there are not too many."""
@@ -86,6 +91,18 @@ class GradientUse(Inspection):
                 for name, parameter in self._with_gradients(called):
                     if id(parameter) not in trained:
                         called.before[name] = _values(parameter), _gradient(parameter)
+                    elif not self._program.may_be_compiled(called.module()):
+                        self._hooks.callback(parameter.register_hook(self._reaches_trained).remove)
+            if not any(called.before for called in self._called.values()):
+                self._hooks.close()
+
+    def _reaches_trained(self, gradient: Any) -> None:
+        self._trained_ns = perf_counter_ns()
+
+    def backward_ends(self, began_ns: int, ended_ns: int) -> None:
+        """Add the part of a backward pass that comes after the last gradient of a trained parameter."""
+        if began_ns < self._trained_ns < ended_ns:
+            self._after_trained.append((ended_ns - self._trained_ns) / (ended_ns - began_ns))
 
     def _with_gradients(self, called: _Called) -> Iterator[tuple[str, Any]]:
         """Yield the parameters of a module that have a gradient now, if they are plain tensors; else it is unknown."""
@@ -103,6 +120,7 @@ class GradientUse(Inspection):
 
     def stop(self) -> None:
         """Decide what is unused, and forget the rest."""
+        self._hooks.close()
         with contextlib.suppress(Exception):
             self._found = self._decided()
         self._called.clear()
@@ -143,7 +161,8 @@ class GradientUse(Inspection):
                 most = max(most, (unused, type(called.module()).__name__, called.place))
         if self._is_unknown or not numbers:
             return None
-        return UnusedGradients(numbers, all_numbers, min(1.0, part), min(1.0, passed_on), is_whole, *most[1:])
+        after = median(self._after_trained) if self._after_trained and not passed_on else 0.0
+        return UnusedGradients(numbers, all_numbers, min(1.0, part), min(1.0, passed_on), is_whole, *most[1:], after)
 
     def facts(self, steps: int) -> UnusedGradients | None:
         """Return what was found; None if nothing was, or an optimizer has got such a parameter since, or may have."""

@@ -176,6 +176,7 @@ class UnusedGradients(NamedTuple):
     is_whole: bool  # the modules have no others, and their input needs no gradient
     module: str  # the class of the module with most of them
     place: str = ""  # the user's line of its first call
+    after_trained: float = 0.0  # of backward passes, in time: what comes after the last gradient of a trained parameter
 
 
 class UnusedGraphs(NamedTuple):

@@ -165,6 +165,8 @@ def first_screens() -> dict[str, Any]:
     queued = {"median_s": 0.065, "p95_s": 0.4, "explained": {"other": 0.9}}
     rates = Throughput(10.0, samples_per_s=1.95, tokens_per_s=31.2)
     even = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
+    lines = "train.py:17 <module> (3 lines) (39% of it: line 17 28%, line 18 9%, line 16 2%)"
+    placed = replace(finding("unexplained", fix="another fix"), evidence={"lines": lines})
     actions = (
         Action("DataLoader(..., num_workers=2, persistent_workers=True)", (Change.NUM_WORKERS,), 0.5),
         Action("do less at data.py:14 augment", (Change.LESS_PREPROCESSING,)),
@@ -210,6 +212,7 @@ def first_screens() -> dict[str, Any]:
         "risks of memory are changes without a known saving": screen(
             gpu_run(), [finding("gpu-memory-high", "GPU 0 is filled to 97.0% of 80.0 GiB at its peak", 0.0)]
         ),
+        "a place whose lines do not fit stands without them": screen(gpu_run(), [CHANGES[0], placed]),
         "no verdict without steps": screen(Snapshot()),
     }
 

@@ -184,7 +184,9 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
             evidence[COPYING_S] = copying * total_s
     elif is_of_library and not any(line.phase for line in named):  # a saving needs a cause; a callback can be left out
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    return found(message, evidence, fix, saving_s=saving_s)
+    elif of_run:  # the fix is about these lines alone
+        saving_s = min(saving_s, sum(line.share for line in named) / of_run * total_s)
+    return None if 0 < saving_s < MIN_SAVING_S else found(message, evidence, fix, saving_s=saving_s)
 
 
 def _computed_beside_s(snapshot: Snapshot) -> float:

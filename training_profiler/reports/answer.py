@@ -89,7 +89,8 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, orig
         head = "" if lines else _head(snapshot, changes, layout)
         lines += [head, *(_cut(layout, what, first, rest) if what else [])]
         if number > 1 and where and where not in what:
-            lines += _cut(layout, where, rest, rest, most=1)
+            short, detail, _ = where.partition(": line ")
+            lines += _cut(layout, f"{short})" if detail and len(rest + where) > layout.width else where, rest, rest, 1)
         same = next((at for at, before in enumerate(changes[: number - 1], 1) if before.advice == change.advice), None)
         if same is not None:
             lines.append(f"   -> the same change as {same}")

@@ -88,7 +88,7 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, orig
             what, where = f"{what}; {where}" if what else where, ""
         head = "" if lines else _head(snapshot, changes, layout)
         lines += [head, *(_cut(layout, what, first, rest) if what else [])]
-        if number > 1 and where and where not in what:
+        if number > 1 and where and where.removeprefix("at ") not in what:
             short, detail, _ = where.partition(": line ")
             lines += _cut(layout, f"{short})" if detail and len(rest + where) > layout.width else where, rest, rest, 1)
         same = next((at for at, before in enumerate(changes[: number - 1], 1) if before.advice == change.advice), None)

@@ -107,10 +107,6 @@ def test_time_without_a_line_is_shown_and_no_saving_is_claimed() -> None:
     assert verdict(run, [finding])[:3] == (text, "", "")
 
 
-def test_cheaper_lines_save_no_more_than_their_own_part() -> None:
-    assert unexplained(of_calls(({}, 0.375), ({}, 0.25))).potential_saving_s == pytest.approx(0.625 * 4.0)
-
-
 def test_functional_code_without_a_line_that_only_computes_is_not_shown() -> None:
     run = snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125)
     assert important(run, [unexplained(run)]) == []

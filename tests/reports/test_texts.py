@@ -167,9 +167,7 @@ def first_screens() -> dict[str, Any]:
     even = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
     lines = "train.py:17 <module> (3 lines) (39% of it: line 17 28%, line 18 9%, line 16 2%)"
     placed = replace(finding("unexplained", fix="another fix"), evidence={"lines": lines})
-    short = replace(
-        placed, message="9.0% is in no section: train.py:17 (39% of it)", evidence={"lines": "train.py:17 (39% of it)"}
-    )
+    short = replace(placed, message="9.0% is in no section: a.py:7 main", evidence={"lines": "a.py:7 main"})
     actions = (
         Action("DataLoader(..., num_workers=2, persistent_workers=True)", (Change.NUM_WORKERS,), 0.5),
         Action("do less at data.py:14 augment", (Change.LESS_PREPROCESSING,)),

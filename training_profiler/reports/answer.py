@@ -176,8 +176,7 @@ def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: 
 def action_text(finding: Finding, action: Action) -> str:
     """Return what to type, with the place of the call that it is about, where it is one and the place is known."""
     call = str(finding.evidence.get("call", "")).partition(": ")[0]
-    is_call = call and "(" in action.text and call not in action.text
-    return f"{action.text}  at {call}" if is_call else action.text
+    return f"{action.text}  at {call}" if call and "(" in action.text and call not in action.text else action.text
 
 
 def worst_losses_of(finding: Finding) -> str:
@@ -232,9 +231,7 @@ def _next(
     command = None if snapshot.ranks is not None else origin.command or origin.program
     more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
     full = f"training-profiler report --full {origin.folder}"
-    commands, (headline, _, _, color) = [], verdict(snapshot, findings)
-    if more:
-        commands.append((f"{len(more)} more", full))
+    commands, (headline, _, _, color) = [(f"{len(more)} more", full)] if more else [], verdict(snapshot, findings)
     has_crashed = headline.startswith("ENDED BY")  # and would again
     if command and not has_crashed and any(row_of(each).try_ for each in shown):
         commands.append(("prove it", f"training-profiler try {command}"))

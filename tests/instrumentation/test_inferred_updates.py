@@ -61,6 +61,15 @@ def test_changed_parameters_end_a_step(instrumented, model, update, events, step
     assert counts["forward_pass"] == counts["backward_pass"] == events.count("b")
 
 
+def test_inputs_are_looked_at_in_the_first_64_steps_and_some_later_ones(instrumented, model):
+    for _ in range(80):
+        learn(model)
+        for parameter in model.parameters():
+            in_place(parameter)
+    # The next backward pass shows an update, which is after the forward pass.
+    assert {number for number, _ in instrumented.instrumentation.pop_work().input_sizes} == set(range(1, 66))
+
+
 @pytest.mark.parametrize(("passes", "a_step", "steps"), [(4, 1, 4), (6, 2, 3), (5, 2, 2)])
 def test_last_step_of_a_function_that_has_returned_is_counted_if_it_is_whole(instrumented, passes, a_step, steps):
     def train():

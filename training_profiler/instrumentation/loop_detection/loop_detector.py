@@ -53,7 +53,6 @@ class LoopDetector(ModuleCalls):
         self.has_manual_steps = False
         self.early = EarlyCalls()
         self.inferred = None
-        self.inferred_updates = 0
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
         self.end_step = end_step
         self.steps = StepDetector(end_step)
@@ -199,6 +198,7 @@ class LoopDetector(ModuleCalls):
         self._unmarked_ns = None
         if at_ns:
             self.inferred_updates += 1
+            self.input_sizes.update_ends(self.inferred_updates, at_ns)  # else each forward pass looks at its inputs
             self.phases.cycle += 1
             if not self.has_manual_steps:
                 self.end_step(at_ns)

@@ -44,7 +44,7 @@ class ModuleCalls(Fields):
         self.known_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module, which C looks up
         self.calls: list[ModuleCall] = []  # under way, outermost first
         self.frame = None
-        self.backwards = self.updates = self.shadows = 0
+        self.backwards = self.updates = self.inferred_updates = self.shadows = 0
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
@@ -112,7 +112,7 @@ class ModuleCalls(Fields):
         if is_continued or not is_trainable:
             code = time_only(code)
         if is_trainable and self.input_sizes.is_due:
-            self.input_sizes.add(inputs, self.updates + 1)
+            self.input_sizes.add(inputs, self.updates + self.inferred_updates + 1)
         call = ModuleCall(kind, pending.record(code), code, is_explored)
         call.around = (self.frame, self._called_in_frame)
         if not is_explored:

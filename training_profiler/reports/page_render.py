@@ -19,7 +19,14 @@ from training_profiler.reports.answer import action_text, saving_cells, worst_lo
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
-from training_profiler.reports.resources import LONG_RUN_S, after_lines, health_notes, loader_name, machine_lines, startup_lines
+from training_profiler.reports.resources import (
+    LONG_RUN_S,
+    after_lines,
+    health_notes,
+    loader_name,
+    machine_lines,
+    startup_lines,
+)
 from training_profiler.reports.sections import WITHOUT_START, labels_of, table_label, training_rows
 from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 

@@ -14,7 +14,7 @@ dynamo finds Python that it can follow. instrumentation/fronts.py puts fronts in
 
 /* The objects of one loop detector that are never replaced, as instrumentation/fronts.py gives them. */
 enum {
-    DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, EARLY, STEPS, /* have fields */
+    DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, STEPS, /* have fields */
     ENDS, BUFFER, CALLS, KNOWN, OPEN, CAPTURED, IS_GRAD_ENABLED, HOST_CLOCK, TRAINING, WRITE,
     FIRST_KIND, FIRST_CODE = FIRST_KIND + 4, PARTS = FIRST_CODE + 5
 };
@@ -26,14 +26,13 @@ enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in context.py */
 class of Python, which lie behind one another in the order of their names. */
 #define FIELDS 7
 enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                   /* TrainingThread */
-enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS }; /* LoopDetector */
+enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS, MADE_NS }; /* LoopDetector */
 enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER };          /* PatchContext */
 enum { BACKWARDS_BEFORE };                                                        /* OpenUpdates */
 enum { IS_UNRESOLVED, CYCLE };                                                    /* PhaseDetector */
 enum { LATEST };                                                                  /* Passes */
 enum { OPEN_CODE, IS_IN_CLOSURE, IS_SCALING };                                    /* OptimizerUpdate */
 enum { IS_DUE, NEXT_UPDATE };                                                     /* InputSizes */
-enum { MADE_NS };                                                                 /* EarlyCalls */
 enum { IS_ALONE, PRIMARY };                                                       /* StepDetector */
 enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
 enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
@@ -234,7 +233,7 @@ static int usual_backward_begins(UsualCalls *self)
     if (!is_here(self, FREE) || !is_empty(self, CAPTURED) || !is_empty(self, CALLS) ||
         !IS(CONTEXT, UNUSED_GRAPH, Py_None) || !IS(CONTEXT, UPDATES_AT_KEPT, Py_None) ||
         !IS(CONTEXT, BACKWARD_WATCH, Py_None) || !IS(DETECTOR, INFERRED, Py_None) || !IS(UPDATE, OPEN_CODE, ZERO) ||
-        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(EARLY, MADE_NS, ZERO))
+        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(DETECTOR, MADE_NS, ZERO))
         return 0;
     int is_done = set_number((Fields *)self->part[DETECTOR], BACKWARDS, NUMBER(DETECTOR, BACKWARDS) + 1) &&
                   SET(DETECTOR, FRAME, Py_None) && record(self, self->event[BACKWARD_CODE]) >= 0 &&

@@ -150,7 +150,7 @@ def test_policy_that_learns_through_its_parts_acts_in_every_rollout(instrumented
     ],
 )
 def test_names_of_functions_say_their_purpose(name, purpose):
-    assert purpose_of_name(name) is purpose
+    assert purpose_of_name((lambda: 0).__code__.replace(co_name=name)) is purpose
 
 
 def test_function_that_also_trains_does_not_evaluate():

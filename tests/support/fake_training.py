@@ -218,8 +218,7 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
         module.forward(*inputs)
     finally:
         world.is_busy = False
-        if not world.detector.repeated_call_ends(call):
-            world.detector.call_ends(call, module)
+        world.detector.call_ends(call, module)
 
 
 FakeModule.__call__ = _call  # type: ignore[attr-defined]

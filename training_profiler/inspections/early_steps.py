@@ -25,7 +25,7 @@ from training_profiler.inspections.repeated_forward import RepeatedForward, Repe
 from training_profiler.inspections.same_again import SameAgain
 from training_profiler.inspections.unused import GradientUse, GraphUse
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.model.program import ProgramFacts
 
@@ -62,7 +62,7 @@ class EarlySteps:
         }
         self._open: Any = None  # the outermost call under way
         self._followed: list[Following] = []  # inspections of it
-        self._shadow: Shadow | None = None
+        self._restore: Callable[[], None] | None = None
         self._is_done = False
         self._steps = self._calls = 0
         self._spent_ns = 0  # on looking at calls and backward passes
@@ -76,11 +76,11 @@ class EarlySteps:
     def begin(self) -> None:
         """Look at the steps from now on, once in a run."""
         detector = self._context.detector
-        if self._shadow is not None or detector is None:
+        if self._restore is not None or detector is None:
             return
         self._context.watch_backward(self)
         methods = self._calls_of(detector) | self._updates_of(detector) | self._fetches_of(detector)
-        self._shadow = Shadow(detector, **methods)
+        self._restore = detector.shadow(**methods)
 
     def _calls_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
         torch, call_begins, call_ends = sys.modules["torch"], detector.call_begins, detector.call_ends
@@ -191,10 +191,10 @@ class EarlySteps:
         self._again.stop()
 
     def _end(self) -> None:
-        if self._shadow is not None and not self._is_done:
+        if self._restore is not None and not self._is_done:
             self._is_done, self._open = True, None
             self._follow_no_more()
-            self._shadow.end()
+            self._restore()
             self._context.watch_backward(self._growth)
             for each in self._inspections.values():
                 each.stop()

@@ -13,7 +13,7 @@ from typing import Any, Final
 from training_profiler.inspections.flop_operations import Operations, counting_mode
 from training_profiler.inspections.inspection import is_profiled, mode_stack, why_not_counted
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.model.interval import StepFlops
 
@@ -89,7 +89,7 @@ class Counting:
 
     def __init__(self, detector: LoopDetector, torch: Any, place_of: Callable[[FrameType | None], str]) -> None:
         self._detector = detector
-        self._shadow: Shadow | None = None
+        self._restore: Callable[[], None] | None = None
         self._torch = torch
         self._mode: Any = None
         self.counts = Operations(torch, place_of)
@@ -131,8 +131,7 @@ class Counting:
             self.counts.is_backward = False
             backward_ends()
 
-        self._shadow = Shadow(
-            detector,
+        self._restore = detector.shadow(
             call_begins=counted_call_begins,
             call_ends=counted_call_ends,
             backward_begins=counted_backward_begins,
@@ -141,8 +140,8 @@ class Counting:
 
     def end(self) -> bool:
         """Restore the detector; return whether any operation went through Python."""
-        if self._shadow is not None:
-            self._shadow.end()
+        if self._restore is not None:
+            self._restore()
         if self._open:
             self._is_incomplete = True
             self._open.clear()

@@ -12,7 +12,7 @@ from training_profiler.inspections.inspection import is_watched
 from training_profiler.instrumentation.call_sites import dtype_name, optimizer_facts
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.input_sizes import EvaluatedRows, InputSizes
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
 from training_profiler.model.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
@@ -31,7 +31,7 @@ class ProgramReader:
 
     def __init__(self, context: PatchContext) -> None:
         self._context = context
-        self._shadow: Shadow | None = None
+        self._restore: Callable[[], None] | None = None
         self._optimizer: OptimizerFacts | None = None
         self._autocast = ""
         self._finds_anomalies = False
@@ -49,7 +49,7 @@ class ProgramReader:
         """Handle the end of a step; ``steps`` are complete. Called on the training thread."""
         if steps >= READ_UNTIL:
             self.stop()
-        elif not self._is_done and self._shadow is None and self._context.detector is not None:
+        elif not self._is_done and self._restore is None and self._context.detector is not None:
             self._begin(self._context.detector)
 
     def _begin(self, detector: LoopDetector) -> None:
@@ -79,14 +79,14 @@ class ProgramReader:
             self._finds_anomalies |= torch.is_anomaly_enabled()
             call_ends(call, module)
 
-        self._shadow = Shadow(detector, update_ends=reading_update_ends, call_ends=reading_call_ends)
+        self._restore = detector.shadow(update_ends=reading_update_ends, call_ends=reading_call_ends)
 
     def stop(self) -> None:
         """Restore the detector."""
         self._is_done = True  # a later thread's is not shadowed
         self._table = lambda: None
-        if self._shadow is not None:
-            self._shadow.end()
+        if self._restore is not None:
+            self._restore()
 
     def _read_autocast(self, torch: Any, module: Any) -> None:
         parameter = next(parameters_within(module), None)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.inspections.inspection import dispatch_mode, is_watched, mode_stack, why_not_counted
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.model.program import ConstantLine
 
 PASSES: Final = 4  # the first only shows which tensors there are before a pass
@@ -51,7 +51,7 @@ class SameAgain:
 
     def __init__(self, context: PatchContext) -> None:
         self._context = context
-        self._shadow: Shadow | None = None
+        self._restore: Callable[[], None] | None = None
         self._mode: Any = None
         self._thread = self._steps = self.spent_ns = 0
         self._is_open = self._is_over = False
@@ -67,7 +67,7 @@ class SameAgain:
 
     def begin(self, detector: LoopDetector) -> None:
         """Look at the passes from now on."""
-        if self._is_over or self._shadow is not None or self._context.captures.has_replayed_updates:
+        if self._is_over or self._restore is not None or self._context.captures.has_replayed_updates:
             return
         torch = self._torch = sys.modules["torch"]
         self._weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
@@ -107,14 +107,14 @@ class SameAgain:
             "backward_begins": named_backward_begins,
             "update_ends": named_update_ends,
         }
-        self._shadow = Shadow(detector, **methods)
+        self._restore = detector.shadow(**methods)
 
     def stop(self) -> None:
         """Restore the detector, decide what was found, and forget the program's tensors."""
         self._leave(is_whole=False)
-        shadow, self._shadow = self._shadow, None
-        if shadow is not None:
-            shadow.end()
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore()
             if self._has_enough():
                 self.lines = _constant(self._passes[1:], self._written, self._ns)
         self._is_over = True

@@ -270,7 +270,7 @@ class PatchContext(Fields):
         training_thread.confirmed_detector = None  # until a gradient or an update confirms the thread
         self.fronts.forget()
         if detector is not None:
-            detector.after_new_writers(lambda: self.fronts.follow(training_thread, self, detector))
+            detector.pending.follow_clock(lambda: self.fronts.follow(training_thread, self, detector))
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:
         """Return the loop detector on the training thread (see ``TrainingThread.is_current``); None on others."""
@@ -330,7 +330,7 @@ class PatchContext(Fields):
         if detector is None or detector.has_trained or get_ident() != self.training_thread.ident:
             return
         if detector.loop_begin_ns is not None:
-            detector.early.optimizer_is_made(detector.pending.host_clock())
+            detector.optimizer_is_made()
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

@@ -118,16 +118,16 @@ class Fronts:
         self.offer(functools.partial(patches.exchange, owner, name), kind, *patches.replaced(owner, name), ended)
 
     def follow(self, thread: Any, context: Any, detector: Any) -> None:
-        """Record the calls of ``detector`` from now on, whose writers are those of its present clock."""
+        """Record the calls of ``detector`` from now on, with the present clock of its events."""
         if self.usual is None:
             return
         codes, updates = detector.codes, context.open_updates
         parts = (
             *(detector, thread, context, updates, detector.phases, detector.phases.passes, detector.update),
-            *(detector.input_sizes, detector.early, detector.steps, detector.end_step, detector.buffer),
+            *(detector.input_sizes, detector.steps, detector.end_step, detector.buffer),
             *(detector.calls, detector.known_calls, updates.open, context.captures.under_way),
             *(detector.is_grad_enabled, detector.pending.host_clock, PassPhase.TRAINING),
-            detector.forward_begins,
+            detector.pending.writer(detector.codes.forward),
         )
         code_of = (codes.forward, codes.data_loading, codes.backward, codes.optimizer, time_only(codes.optimizer))
         self.usual.use(Fields, (*parts, *range(4), *code_of))

@@ -13,6 +13,7 @@ from training_profiler.inspections.program_reader import READ_UNTIL, ProgramRead
 from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import FETCH, NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
+from training_profiler.instrumentation.loop_detection.input_sizes import pop_all
 from training_profiler.instrumentation.loop_detection.loader_passes import KnownLoaders
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes
@@ -253,11 +254,12 @@ class Instrumentation:
     def _keep_work(self) -> None:
         detector, work = self.context.detector, self._work
         if detector is not None:
-            count, ns = detector.phases.with_grad.pop()
+            with_grad = [(work.with_grad_count, work.with_grad_ns), *pop_all(detector.phases.with_grad)]
+            count, ns = map(sum, zip(*with_grad, strict=True))
             sizes = (*work.input_sizes, *detector.input_sizes.pop())
             tokens = detector.input_sizes.pop_tokens(detector.updates)
             tokens = work.tokens if tokens is None else (work.tokens or 0) + tokens
-            self._work = Work(work.with_grad_count + count, work.with_grad_ns + ns, sizes, tokens)
+            self._work = Work(count, ns, sizes, tokens)
 
     @property
     def marks_loop(self) -> bool:

@@ -249,6 +249,11 @@ class InputSizes(Fields):
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""
-        seen = self._seen[:]
-        del self._seen[: len(seen)]
-        return seen
+        return pop_all(self._seen)
+
+
+def pop_all(values: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return what is in a list that another thread may append to, and remove it."""
+    found = values[:]
+    del values[: len(found)]
+    return found

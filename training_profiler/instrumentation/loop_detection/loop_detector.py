@@ -13,26 +13,10 @@ from training_profiler.instrumentation.loop_detection.pending_events import (
     either,
 )
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
-from training_profiler.recording.event_codes import Fields, field, time_only
+from training_profiler.recording.event_codes import field, time_only
 
 _TRAINING: Final = PassPhase.TRAINING  # a member of an enum takes long to find
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
-
-
-class EarlyCalls(Fields):
-    """When the optimizer was made, in a program that called its model before, and computed no gradient so far.
-
-    A model may be called before to fill lazy layers, for a summary, or for a copy of it.
-    """
-
-    made_ns: int = field(0)  # 0: not yet, or the model was not called before
-
-    def __init__(self) -> None:
-        self.made_ns = 0
-
-    def optimizer_is_made(self, made_ns: int) -> None:
-        """Remember when the last optimizer was made; 0 for none."""
-        self.made_ns = made_ns
 
 
 class LoopDetector(ModuleCalls):
@@ -40,6 +24,9 @@ class LoopDetector(ModuleCalls):
 
     inferred: InferredUpdates | None = field(3)  # while no optimizer of torch exists
     has_manual_steps: bool = field(4)
+    made_ns: int = field(
+        6
+    )  # when the optimizer was made, after calls such as to fill lazy layers; 0 from a gradient on
 
     def __init__(
         self,
@@ -51,7 +38,7 @@ class LoopDetector(ModuleCalls):
     ) -> None:
         super().__init__(pending, codes, module_class, is_grad_enabled)
         self.has_manual_steps = False
-        self.early = EarlyCalls()
+        self.made_ns = 0
         self.inferred = None
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
         self.end_step = end_step
@@ -60,23 +47,6 @@ class LoopDetector(ModuleCalls):
         self._passes = self.phases.passes
         self._end_code, self._update_code = time_only(codes.data_loading), codes.optimizer
         pending.step_end_ns = lambda: self._unmarked_ns or self.steps.pending_ns
-        self._on_new_writers: Callable[[], None] = lambda: None
-        self._make_writers()
-        pending.on_clock_change = self._make_writers
-
-    def _make_writers(self) -> None:
-        """Create the writers of every step's events, again for each new clock."""
-        pending, codes = self.pending, self.codes
-        self.update.make_writers()
-        self.forward_begins = pending.writer(codes.forward)  # C records by this one
-        self._fetch_ends = pending.writer(-codes.data_loading)
-        self._backward_begins, self._backward_ends = pending.writer(codes.backward), pending.writer(-codes.backward)
-        self._on_new_writers()
-
-    def after_new_writers(self, do: Callable[[], None]) -> None:
-        """Call ``do`` now, and whenever the writers of events are others."""
-        self._on_new_writers = do
-        do()
 
     @property
     def has_trained(self) -> bool:
@@ -88,9 +58,20 @@ class LoopDetector(ModuleCalls):
         """The id of the optimizer whose updates are steps; 0 if it is not known, or if the program marks its steps."""
         return self.steps.primary
 
-    def use_shadow(self, more: int) -> None:
-        """Count methods that stand in front of ours, or no longer."""
-        self.shadows += more
+    def shadow(self, **methods: Callable[..., Any]) -> Callable[[], None]:
+        """Put ``methods`` in front of ours, by their names; return what restores ours, once.
+
+        No call is usual meanwhile, so all of them pass through these methods; later ones cost nothing.
+        """
+        vars(self).update(methods)
+        self.shadows += 1
+
+        def restore() -> None:
+            self.shadows -= bool(methods)
+            while methods:
+                vars(self).pop(methods.popitem()[0], None)
+
+        return restore
 
     # Fetches
 
@@ -124,14 +105,13 @@ class LoopDetector(ModuleCalls):
 
     def fetch_ends(self, loader_pass: LoaderPass, batch: object = None) -> None:
         """Record the end of a fetch that returned ``batch``, which the inspections of early steps look at."""
+        now_ns = self.pending.clock()
+        if not loader_pass.fetches:
+            self.pending.events.extend((now_ns, -self.codes.first_fetch))
+        self.pending.events.extend((now_ns, -self.codes.data_loading))
         if loader_pass.fetches and loader_pass.kind is _TRAINING:
-            self._fetch_ends()
             loader_pass.fetches += 1
         else:
-            now_ns = self.pending.clock()
-            if not loader_pass.fetches:
-                self.pending.events.extend((now_ns, -self.codes.first_fetch))
-            self.pending.events.extend((now_ns, -self.codes.data_loading))
             self.phases.fetch_ends(loader_pass, now_ns, batch)
         self._release_if_full()
 
@@ -155,6 +135,10 @@ class LoopDetector(ModuleCalls):
 
     # Gradients and updates
 
+    def optimizer_is_made(self) -> None:
+        """Remember when an optimizer was made; the model was called before, and computed no gradient so far."""
+        self.made_ns = self.pending.host_clock()
+
     def backward_begins(self) -> None:
         """Record the begin of a backward pass."""
         self.backwards += 1
@@ -164,17 +148,16 @@ class LoopDetector(ModuleCalls):
         # A gradient that a call without gradients computes, as of an energy for its forces, trains nothing.
         if self.phases.is_unresolved and all(call.has_grad for call in self.calls):
             self._training_event_begins(self.pending.host_clock())
-        if self.early.made_ns:
+        if self.made_ns:
             self._begin_loop_again()
-        self._backward_begins()
+        self.pending.record(self.codes.backward)
 
     def _begin_loop_again(self) -> None:
         """Let the loop begin with the first batch or forward pass since the optimizer was made.
 
         Without a forward pass since then, the first step was under way already.
         """
-        made_ns = self.early.made_ns
-        self.early.optimizer_is_made(0)
+        made_ns, self.made_ns = self.made_ns, 0
         pending, codes, forward = self.pending, self.codes, either(self.codes.forward)
         if pending.first_since(made_ns, forward):
             begin_ns = pending.first_since(made_ns, (*forward, codes.data_loading, codes.no_grad))
@@ -205,11 +188,11 @@ class LoopDetector(ModuleCalls):
 
     def backward_ends(self) -> None:
         """Record the end of a backward pass, also if it raised."""
-        self._backward_ends()
+        now_ns = self.pending.record(-self.codes.backward)
         if self.inferred is not None:
             self.inferred.backward_ends()
             # Only the next backward pass shows an update. The end of this one is kept, too: the search ends there.
-            self._unmarked_ns = self.pending.events[-2] - 1
+            self._unmarked_ns = now_ns - 1
         if self.update.is_in_closure:
             self.update.closure_ends()
         self._release_if_full()
@@ -231,8 +214,7 @@ class LoopDetector(ModuleCalls):
         """Record the end of an optimizer update, or of one that was skipped."""
         if self.update.open_code == self._update_code:
             self.update.open_code = 0
-            self.update.span_ends()
-            now_ns = self.pending.events[-2]
+            now_ns = self.pending.record(-self._update_code)
         else:  # its closure computed the loss
             now_ns = self.update.end()
         if has_updated:
@@ -278,21 +260,3 @@ class LoopDetector(ModuleCalls):
         # A reference to a class of the program keeps its globals alive, and a file among them might not be flushed.
         for references in (self.known_calls, self._confirmed, self.calls):
             references.clear()
-
-
-class Shadow:
-    """Puts ``methods`` in front of the detector's, by their names, for some steps; other steps cost nothing.
-
-    All calls pass through ``call_begins``, ``call_ends`` and ``fetch_begins`` meanwhile: none is usual.
-    """
-
-    def __init__(self, detector: LoopDetector, **methods: Callable[..., Any]) -> None:
-        self._detector, self._names = detector, list(methods)
-        vars(detector).update(methods)
-        detector.use_shadow(1)
-
-    def end(self) -> None:
-        """Restore the detector, the first time that it is called: later, another shadow may be there."""
-        self._detector.use_shadow(-1 if self._names else 0)
-        while self._names:
-            vars(self._detector).pop(self._names.pop(), None)

@@ -4,21 +4,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.input_sizes import CALLS, InputSizes
+from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.modules import (
     MethodFrames,
     ModuleCall,
     TrainableModules,
-    depth_of,
     is_bare,
 )
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
-from training_profiler.instrumentation.loop_detection.pending_events import (
-    MAX_PENDING,
-    PendingEvents,
-    SectionCodes,
-    either,
-)
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.recording.event_codes import Fields, field, time_only
 
@@ -58,19 +52,15 @@ class ModuleCalls(Fields):
         self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType, function: int = 0
     ) -> ModuleCall:
         """Record an outermost call of a module; ``function`` as in ``TrainingThread``."""
-        call = None
-        if not (function or self.shadows or self.is_grad_enabled()):
-            call = self._repeated_call_begins(module, caller)
-        if call is None:
-            if self.update.open_code:
-                self.update.closure_begins()
-            if function:
-                call = self._call_in_function_begins(module, caller, function)
-            elif self.is_grad_enabled():
-                call = self._grad_call_begins(module, may_explore, caller, inputs)
-            else:
-                self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
-                call = self._call_without_grad_begins(module, caller)
+        if self.update.open_code:
+            self.update.closure_begins()
+        if function:
+            call = self._call_in_function_begins(module, caller, function)
+        elif self.is_grad_enabled():
+            call = self._grad_call_begins(module, may_explore, caller, inputs)
+        else:
+            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
+            call = self._call_without_grad_begins(module, caller)
         self.calls.append(call)
         return call
 
@@ -86,7 +76,8 @@ class ModuleCalls(Fields):
             code = self.phases.no_grad_call_begins(module, caller, now_ns)
         elif self._trainable.is_trainable(module) and module.training and self.phases.is_unresolved:
             self._training_event_begins(self.pending.host_clock())
-        call = ModuleCall(type(module), 0, code, has_grad=has_grad)
+        call = ModuleCall(type(module), 0, code)
+        call.has_grad = has_grad
         self._enter(call, code, now_ns, is_continued)
         return call
 
@@ -113,9 +104,10 @@ class ModuleCalls(Fields):
             code = time_only(code)
         if is_trainable and self.input_sizes.is_due:
             self.input_sizes.add(inputs, self.updates + self.inferred_updates + 1)
-        call = ModuleCall(kind, pending.record(code), code, is_explored)
-        call.around = (self.frame, self._called_in_frame)
-        if not is_explored:
+        call = ModuleCall(kind, pending.record(code), code)
+        if is_explored:
+            call.is_explored, call.around = True, (self.frame, self._called_in_frame)
+        else:
             self._remember_as_usual(call, module, frame, is_trainable)
         return call
 
@@ -188,17 +180,12 @@ class ModuleCalls(Fields):
             self.loop_begin_ns = self.pending.begin_loop(self._loop_from_ns)
             self._loop_from_ns = None
 
-    # Calls without gradients: most repeat the call before, as those of a model that acts
-
     def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
         now_ns = self.pending.clock()
         code = self.phases.no_grad_call_begins(module, caller, now_ns)
-        has_none = is_bare(module)
-        is_part = has_none or self._is_same_forward(module, caller)
-        call = ModuleCall(type(module), 0, code, has_grad=False)
-        self._enter(call, code, now_ns, is_part)
-        if not has_none and code == self.codes.no_grad:
-            self.phases.may_repeat(call, caller.f_code, 0 if self.frame is None else depth_of(self.frame, caller))
+        call = ModuleCall(type(module), 0, code)
+        call.has_grad = False
+        self._enter(call, code, now_ns, is_bare(module) or self._is_same_forward(module, caller))
         return call
 
     def _enter(self, call: ModuleCall, code: int, now_ns: int, is_part: bool) -> None:
@@ -208,41 +195,6 @@ class ModuleCalls(Fields):
         else:
             call.begin_ns, call.code = now_ns, time_only(code) if is_part else code
             self.pending.events.extend((now_ns, call.code))
-
-    def _repeated_call_begins(self, module: Any, caller: FrameType) -> ModuleCall | None:
-        """Record a call that repeats one of the same run, or of that before an earlier step; None for any other."""
-        phases = self.phases
-        if self.calls or self.update.open_code or phases.is_open:
-            return None
-        use, is_same_run = phases.repeated_use(module, caller), True
-        if use is None:
-            use, is_same_run = phases.use_before(module, caller), False
-        if use is None or use.call is None:
-            return None
-        is_read = use.is_evaluated and self.input_sizes.rows.calls >= CALLS  # else the sizes of the inputs are read
-        if not (module.training or (is_same_run and is_read)):
-            return None
-        call, now_ns = use.call, self.pending.clock()
-        if not is_same_run:
-            phases.no_grad_call_begins(module, caller, now_ns)
-        if not use.depth:
-            self.frame = None
-        self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
-        if is_same_run:
-            phases.repeats(use)
-        else:
-            phases.may_repeat(call, caller.f_code, use.depth)
-        return call
-
-    def repeated_call_ends(self, call: ModuleCall) -> bool:
-        """Record the end of such a call; return whether its end needs nothing more than that."""
-        if self.shadows or not self.calls or self.calls[-1] is not call or self.phases.is_open:
-            return False
-        if not self.phases.is_latest(call) or len(self.pending.events) + 2 > MAX_PENDING:
-            return False
-        self.calls.pop()
-        self.phases.no_grad_call_ends(self.pending.record(-call.code))
-        return True
 
     def _is_same_forward(self, module: Any, frame: FrameType) -> bool:
         """Return whether the call belongs to the same forward pass as the one before.

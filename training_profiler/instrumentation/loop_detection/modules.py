@@ -31,14 +31,14 @@ class ModuleCall(Fields):
     is_plain: bool = field(3)  # C has recorded its begin, and its end needs nothing but the exit of its span
     begin_ns: int = field(4)  # of its span; 0 if it extends the span before
     code: int = field(5)  # of its span
+    around: tuple[tuple[int, int] | None, set[int]]  # of one with gradients: its method, and the modules called there
 
-    def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
-        self.kind, self.begin_ns, self.code, self.has_grad = kind, begin_ns, code, has_grad
-        self.is_explored = is_explored  # calls inside are recorded too, because it may be a trainer module
-        self.is_bare = self.is_trainer = self.is_plain = False
-        # Of an explored call: the method it is called from, and the modules called there.
-        self.around: tuple[tuple[int, int] | None, set[int]] = (None, set())
-        self.caller = None
+    has_grad = True
+    is_explored = False  # calls inside are recorded too, because it may be a trainer module
+    is_trainer = False
+
+    def __init__(self, kind: type, begin_ns: int, code: int) -> None:
+        self.kind, self.begin_ns, self.code = kind, begin_ns, code
 
 
 class MethodFrames:
@@ -94,14 +94,6 @@ def _subclasses(root: type) -> Iterator[type]:
             visited.add(kind)
             waiting += type.__subclasses__(kind)
             yield kind
-
-
-def depth_of(method: tuple[int, int], frame: FrameType | None) -> int:
-    """Return how many frames away from ``frame`` the one of a ``MethodFrames`` key is, from 1."""
-    depth = 1
-    while frame is not None and id(frame) != method[0]:
-        depth, frame = depth + 1, frame.f_back
-    return depth
 
 
 class TrainableModules:

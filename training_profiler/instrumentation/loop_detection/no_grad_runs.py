@@ -9,12 +9,11 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.base.sections import ROLLOUT, SAMPLING
-from training_profiler.instrumentation.loop_detection.modules import ModuleCall, modules_within
+from training_profiler.instrumentation.loop_detection.modules import modules_within
 
 MAX_FRAMES: Final = 12
 NEAREST: Final = 4
 MAX_CODES: Final = 10_000
-MAX_STACKS: Final = 1_000
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
@@ -46,12 +45,13 @@ _OF_VARIABLES: Final = {
 # A program that has imported one of these lets its model act, unless its names say otherwise.
 _SIMULATORS: Final = ("gymnasium", "gym", "pettingzoo", "dm_env", "dm_control", "envpool", "brax", "procgen")
 
+_UNKNOWN: Final = Purpose.UNKNOWN  # a member of an enum takes long to find
 NamedFrame = tuple[int, CodeType, Purpose]  # the id of the frame: the frame would keep its local variables alive
 
 
-def purpose_of_name(name: str) -> Purpose:
+def purpose_of_name(code: CodeType) -> Purpose:
     """Return what the words in a function's name say."""
-    words = {word.lower() for word in _WORD.findall(name)}
+    words = {word.lower() for word in _WORD.findall(code.co_name)}
     return next((purpose for purpose, known in _PURPOSES.items() if words & known), Purpose.UNKNOWN)
 
 
@@ -70,45 +70,24 @@ def purpose_of_variables(code: CodeType) -> Purpose:
 
 
 class Callers:
-    """Reads the names of functions, each once."""
+    """Reads what the names in functions say, each once."""
 
     def __init__(self) -> None:
         # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
-        self._known: dict[int, tuple[CodeType, Purpose]] = {}
+        self._names: dict[int, tuple[CodeType, Purpose]] = {}
         self._hints: dict[int, tuple[CodeType, Purpose]] = {}
-        self._named_at: dict[tuple[int, ...], tuple[int, ...]] = {}  # by functions around a call: those that are named
 
     def named(self, frame: FrameType | None) -> tuple[NamedFrame, ...]:
         """Return the frames from ``frame`` outwards whose names say something."""
-        around = _codes_around(frame, MAX_FRAMES)
-        positions = self._named_at.get(around)
-        if positions is None:
-            positions = self._find_named(frame, around)
-        found, at = [], 0
-        for position in positions:
-            while at < position and frame is not None:
-                frame, at = frame.f_back, at + 1
-            assert frame is not None
-            purpose = self._known[id(frame.f_code)][1]
-            if purpose is not Purpose.UNKNOWN:  # another call of it trained
-                found.append((id(frame), frame.f_code, purpose))
-        return tuple(found)
-
-    def _find_named(self, frame: FrameType | None, around: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many frames away from ``frame`` those are whose names say something."""
-        if len(self._known) > MAX_CODES or len(self._named_at) >= MAX_STACKS:
-            self.clear()
-        found = []
-        for position in range(len(around)):
-            assert frame is not None
+        found: list[NamedFrame] = []
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
             code = frame.f_code
-            known = self._known.get(id(code))
-            if known is None:
-                known = self._known[id(code)] = (code, purpose_of_name(code.co_name))
-            if known[1] is not Purpose.UNKNOWN:
-                found.append(position)
+            known = self._names.get(id(code)) or _read(self._names, code, purpose_of_name)
+            if known[1] is not _UNKNOWN:  # another call of it may have trained
+                found.append((id(frame), code, known[1]))
             frame = frame.f_back
-        self._named_at[around] = tuple(found)
         return tuple(found)
 
     def hint(self, frame: FrameType | None) -> Purpose:
@@ -116,12 +95,7 @@ class Callers:
         if frame is None:
             return Purpose.UNKNOWN
         code = frame.f_code
-        known = self._hints.get(id(code))
-        if known is None:
-            if len(self._hints) >= MAX_CODES:
-                self._hints.clear()
-            known = self._hints[id(code)] = (code, purpose_of_variables(code))
-        return known[1]
+        return (self._hints.get(id(code)) or _read(self._hints, code, purpose_of_variables))[1]
 
     def purpose(self, frames: tuple[NamedFrame, ...], *, has_training_event: bool = False) -> Purpose:
         """Return the purpose of calls made from these frames.
@@ -134,32 +108,32 @@ class Callers:
             around = {(at, id(code)) for at, code, _ in frames}.intersection(_stack())
             for at, code, purpose in frames:
                 if purpose is Purpose.EVALUATING and (at, id(code)) in around:
-                    self._known[id(code)] = (code, Purpose.UNKNOWN)
+                    self._names[id(code)] = (code, Purpose.UNKNOWN)
             said = {purpose for at, code, purpose in frames if (at, id(code)) not in around}
         for purpose in (Purpose.EVALUATING, Purpose.ACTING, Purpose.GENERATING):
             if purpose in said:
                 return purpose
         return Purpose.ACTING if any(name in sys.modules for name in _SIMULATORS) else Purpose.UNKNOWN
 
-    def clear(self) -> None:
-        """Release the code objects, and forget their ids, which may become those of others."""
-        self._known.clear()
-        self._named_at.clear()
-        self._hints.clear()
 
-
-def _codes_around(frame: FrameType | None, most: int) -> tuple[int, ...]:
-    """Return the ids of the code of ``frame`` and of those around it, outwards, of ``most`` at most."""
-    found: list[int] = []
-    while frame is not None and len(found) < most:
-        found.append(id(frame.f_code))
-        frame = frame.f_back
-    return tuple(found)
+def _read(
+    known: dict[int, tuple[CodeType, Purpose]], code: CodeType, says: Callable[[CodeType], Purpose]
+) -> tuple[CodeType, Purpose]:
+    if len(known) >= MAX_CODES:
+        known.clear()
+    found = known[id(code)] = (code, says(code))
+    return found
 
 
 def nearest(frame: FrameType | None) -> tuple[int, ...]:
     """Return a key of the functions around a call that is much quicker to compare than their names are to read."""
-    return _codes_around(frame, NEAREST)
+    found: list[int] = []
+    for _ in range(NEAREST):
+        if frame is None:
+            break
+        found.append(id(frame.f_code))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def _stack() -> Iterator[tuple[int, int]]:
@@ -178,11 +152,6 @@ class ModuleUse:
         self.end_ns = begin_ns  # of the call added last
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
-        # A call that stands for others like it, the function that makes it, and a key of the functions around that.
-        self.call: ModuleCall | None = None
-        self.caller: CodeType | None = None
-        self.around: tuple[int, ...] = ()
-        self.depth = 0  # of the outermost of the methods of modules that make them, from 1; 0 without one
 
 
 class NoGradRun:
@@ -211,22 +180,9 @@ class NoGradRun:
             if len(self.uses) < MAX_MODULES:
                 self.uses[id(module)] = use
         use.is_evaluated |= not module.training
-        self.repeats(use)
-
-    def repeats(self, use: ModuleUse) -> None:
-        """Add a call to those of ``use``."""
         self.calls += 1
         use.calls += 1
         self.latest = use
-
-    def use_like(self, module: Any, caller: FrameType, *, in_same_run: bool) -> ModuleUse | None:
-        """Return the calls that one of ``module`` by ``caller``, in this run or a later one, repeats; else None."""
-        use = self.uses.get(id(module))
-        if use is None or use.call is None or use.caller is not caller.f_code:
-            return None
-        if use.call.kind is not type(module) or use.module() is not module:
-            return None
-        return use if nearest(caller) == (self.key if in_same_run else use.around) else None
 
     def moves_to(self, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> bool:
         """Go on in other functions; return False if those evaluate and the ones before do not, or the reverse."""

@@ -20,17 +20,12 @@ class OptimizerUpdate(Fields):
         self._pending, self._code, self._pieces_code = pending, code, time_only(code)
         self.had_closure = self.has_closures = False  # of this update, and of any so far
         self.is_in_closure = self.is_scaling = self._has_piece = False
-        self.make_writers()
-
-    def make_writers(self) -> None:
-        """Create the writers of every update's events, again for each new clock."""
-        self._begin_span, self.span_ends = self._pending.writer(self._code), self._pending.writer(-self._code)
 
     def span_begins(self) -> None:
         """Record that the optimizer begins to update, perhaps within a method of GradScaler."""
         if self._has_piece:
             self._end_piece()
-        self._begin_span()
+        self._pending.record(self._code)
 
     def replay_begins(self, code: int) -> None:
         """Record that the update that has just begun is the replay of a graph, with the code of such replays."""

@@ -59,17 +59,22 @@ class PendingEvents:
         self.events = self.buffer.events
         self.clock = recorder.clock_of(self.buffer)  # read once per event: it may do more than return the time
         self.host_clock = recorder.clock
-        self.on_clock_change: Callable[[], None] = lambda: None  # the results of ``writer`` have to be made again
         self.buffer.on_clock_change = self._use_clock
+        self._on_clock_change: Callable[[], None] = lambda: None
         self.step_end_ns: Callable[[], int | None] = lambda: None  # end of a step that is not marked yet
         self._next_drain_ns = self.host_clock() + NS_PER_DRAIN
 
     def _use_clock(self, clock: Clock) -> None:
         self.clock = clock
-        self.on_clock_change()
+        self._on_clock_change()
+
+    def follow_clock(self, do: Callable[[], None]) -> None:
+        """Call ``do`` now, and whenever the clock is another one."""
+        self._on_clock_change = do
+        do()
 
     def writer(self, code: int) -> Callable[[], None]:
-        """Return a fast equivalent of ``record(code)``, without a Python frame, for events of every step."""
+        """Return a fast equivalent of ``record(code)`` with the clock of now, by which C records."""
         return self.buffer.implementation.event_writer(self.events, self.clock, code)
 
     def record(self, code: int) -> int:
@@ -122,18 +127,15 @@ class PendingEvents:
         """Replace the codes of all events since ``from_ns`` by this table."""
         with self.buffer.rewrite_lock:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
-                self._recode(at, codes.get(self.events[at], self.events[at]))
+                self.events[at : at + 1] = (codes.get(self.events[at], self.events[at]),)
 
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
         with self.buffer.rewrite_lock:
             for at in range(len(self.events) - 1, 0, -2):
                 if self.events[at] == old:
-                    self._recode(at, new)
+                    self.events[at : at + 1] = (new,)
                     return
-
-    def _recode(self, at: int, code: int) -> None:
-        self.events[at : at + 1] = (code,)
 
     def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
         """Remove events of these codes that come after the event ``first`` at ``from_ns``."""
@@ -143,7 +145,8 @@ class PendingEvents:
             later = (self.events[i : i + 2] for i in range(at, len(self.events), 2))
             self.events[at:] = [value for event in later if event[1] not in codes for value in event]
 
-    def _latest_first(self) -> Iterator[tuple[int, int]]:
+    def latest_first(self) -> Iterator[tuple[int, int]]:
+        """Return (ns, code) of all events, the latest first."""
         events = self.events
         return ((events[at - 1], events[at]) for at in range(len(events) - 1, 0, -2))
 
@@ -165,7 +168,7 @@ class PendingEvents:
     def first_after(self, last: int, codes: Container[int]) -> int:
         """Return the time of the first event of these codes after the last event ``last``, or of that; 0 without it."""
         found_ns = 0
-        for at_ns, code in self._latest_first():
+        for at_ns, code in self.latest_first():
             if code == last:
                 return found_ns or at_ns
             found_ns = at_ns if code in codes else found_ns
@@ -175,10 +178,6 @@ class PendingEvents:
         """Return the time of the first event of these codes since ``from_ns``; 0 without any."""
         found = range(self._index(from_ns), len(self.events), 2)
         return next((self.events[at] for at in found if self.events[at + 1] in codes), 0)
-
-    def last_of(self, codes: Container[int]) -> int:
-        """Return the time of the last event of these codes; 0 without one."""
-        return next((at_ns for at_ns, code in self._latest_first() if code in codes), 0)
 
     def with_spans_before(self, at_ns: int, first: int, codes: tuple[int, ...]) -> int:
         """Return when the nested spans of these codes began, outermost first, that end right before ``first``.
@@ -197,7 +196,7 @@ class PendingEvents:
         Calls that are one forward pass are one span, so a call may begin and end within it.
         """
         ended_ns = end_ns
-        for at_ns, code in self._latest_first():
+        for at_ns, code in self.latest_first():
             if at_ns >= end_ns:
                 ended_ns = at_ns if -code in codes else ended_ns
             elif code in codes and at_ns <= begin_ns:
@@ -210,7 +209,7 @@ class PendingEvents:
         Events after the end of an unmarked step are not released with it, unless there are too many.
         """
         step_end_ns = self.step_end_ns()
-        if step_end_ns is not None and not self.is_full():
+        if step_end_ns is not None and len(self.events) <= MAX_PENDING:
             until_ns = min(until_ns, step_end_ns)
         self._recorder.watermark_ns = until_ns
         if until_ns >= self._next_drain_ns or len(self.events) > FLUSH_AT_MOST:
@@ -225,10 +224,6 @@ class PendingEvents:
     def begin_loop(self, at_ns: int) -> int:
         """Mark that the training loop began at ``at_ns``, or at the watermark if that is later; return the time."""
         return self._recorder.mark(LOOP_BEGIN, max(at_ns, self._recorder.watermark_ns or 0))
-
-    def is_full(self) -> bool:
-        """Return whether more events are pending than allowed."""
-        return len(self.events) > MAX_PENDING
 
     def _index(self, at_ns: int) -> int:
         """Return the index of the first event that is not before ``at_ns``."""

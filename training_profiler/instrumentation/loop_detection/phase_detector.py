@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loader_passes import (
@@ -12,37 +12,17 @@ from training_profiler.instrumentation.loop_detection.loader_passes import (
     Passes,
     PassPhase,
 )
-from training_profiler.instrumentation.loop_detection.modules import ModuleCall
-from training_profiler.instrumentation.loop_detection.no_grad_runs import (
-    ModuleUse,
-    NoGradDecisions,
-    NoGradRun,
-    Purpose,
-    nearest,
+from training_profiler.instrumentation.loop_detection.no_grad_runs import NoGradDecisions, NoGradRun, Purpose, nearest
+from training_profiler.instrumentation.loop_detection.pending_events import (
+    MAX_PENDING,
+    PendingEvents,
+    SectionCodes,
+    either,
 )
-from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
 from training_profiler.recording.event_codes import Fields, field, time_only
 
 _UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES: Final = 2  # with more, a pass taken for evaluation is training after all
-
-
-class WithGrad:
-    """Forward passes of evaluations that recorded gradients. The training thread adds them, others read them."""
-
-    def __init__(self) -> None:
-        self.count = self.spent_ns = 0
-        self._popped = (0, 0)
-
-    def add(self, count: int, spent_ns: int) -> None:
-        """Add so many forward passes, and their time."""
-        self.count += count
-        self.spent_ns += spent_ns
-
-    def pop(self) -> tuple[int, int]:
-        """Return what was added since the last call: the number of forward passes and their time in ns."""
-        before, self._popped = self._popped, (self.count, self.spent_ns)
-        return self._popped[0] - before[0], self._popped[1] - before[1]
 
 
 class PhaseDetector(Fields):
@@ -66,10 +46,10 @@ class PhaseDetector(Fields):
         self.is_open = False  # validation_epoch has been entered
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations(self.passes)
-        self.with_grad = WithGrad()
+        # The number of forward passes of evaluations that recorded gradients, and their ns; taken from other threads.
+        self.with_grad: list[tuple[int, int]] = []
         self._no_grad = NoGradDecisions(was_trained)
         self._run: NoGradRun | None = None  # calls without gradients since the last training event
-        self._before: NoGradRun | None = None  # the last of these that were a part of a step
         self._run_end_ns = 0
         # Calls with gradients in eval mode since the last training event.
         self._eval_mode_end_ns = 0  # of the last of them, also before that
@@ -161,7 +141,7 @@ class PhaseDetector(Fields):
     def no_grad_call_begins(self, module: Any, frame: FrameType | None, now_ns: int) -> int:
         """Return the code of a forward pass without gradients of ``module``, called in ``frame``."""
         self.forwards_without_grad += 1
-        if self._continues_evaluation():
+        if self.is_open and self._is_phase_known():
             return self._codes.forward
         key, run = nearest(frame), self._run
         if run is not None and run.key != key and not run.moves_to(key, self._no_grad.callers.named(frame)):
@@ -172,47 +152,21 @@ class PhaseDetector(Fields):
         self.is_unresolved = True
         return self._codes.no_grad
 
-    def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
-        """Let ``call``, which has just begun, stand for those of the run that are like it."""
-        if self._run is not None and self._run.latest is not None:
-            use = self._run.latest
-            use.call, use.caller, use.around, use.depth = call, caller, self._run.key, depth
-
-    def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
-        """Return the calls of the run that a call of ``module`` by ``caller`` repeats; None without such."""
-        return None if self._run is None else self._run.use_like(module, caller, in_same_run=True)
-
-    def use_before(self, module: Any, caller: FrameType) -> ModuleUse | None:
-        """Return the calls before an earlier step that the first one of ``module`` is like; None without such."""
-        if self._before is None or (self._run is not None and id(module) in self._run.uses):
-            return None
-        return self._before.use_like(module, caller, in_same_run=False)
-
-    def repeats(self, use: ModuleUse) -> None:
-        """Handle the begin of such a call outside of evaluations."""
-        self.forwards_without_grad += 1
-        if self._run is not None:
-            self._run.repeats(use)
-
-    def is_latest(self, call: ModuleCall) -> bool:
-        """Return whether the latest call of the run is ``call``."""
-        return self._run is not None and self._run.latest is not None and self._run.latest.call is call
-
-    def _continues_evaluation(self) -> bool:
+    def _is_phase_known(self) -> bool:
         latest = self.passes.latest
-        return self.is_open and (latest is None or latest.kind is not _UNKNOWN)
+        return latest is None or latest.kind is not _UNKNOWN
 
     def no_grad_call_ends(self, now_ns: int) -> None:
         """Handle the end of a forward pass without gradients."""
-        if self._continues_evaluation():
+        if self.is_open and self._is_phase_known():
             self._continue(now_ns)
             return
-        self._run_end_ns = now_ns
-        use = None if self._run is None else self._run.latest
-        if self._run is not None and use is not None:
+        self._run_end_ns, run = now_ns, self._run
+        use = None if run is None else run.latest
+        if run is not None and use is not None:
             use.end_ns = now_ns
-            if self._pending.is_full():  # a long evaluation without a loader, such as sampling, or a long rollout
-                self._decide_early(self._run, now_ns)
+            if len(self._pending.events) > MAX_PENDING:  # sampling, a long evaluation without a loader or a rollout
+                self._decide_early(run, now_ns)
 
     # Calls with gradients that no backward pass follows
 
@@ -228,7 +182,7 @@ class PhaseDetector(Fields):
         latest = self.passes.latest
         if self.is_open and latest is not None and latest.kind is PassPhase.EVALUATION:
             if begin_ns:
-                self.with_grad.add(1, now_ns - begin_ns)
+                self.with_grad.append((1, now_ns - begin_ns))
             self._continue(now_ns)
         elif begin_ns and (module or self.is_unresolved):
             self._eval_mode_begins.add(begin_ns)
@@ -249,11 +203,12 @@ class PhaseDetector(Fields):
         codes, pending = self._codes, self._pending
         if not pending.is_held_back(loader_pass.begin_ns):
             return
-        count, spent_ns = pending.spans_since(loader_pass.begin_ns, codes.forward)
-        if not count:
+        spans = pending.spans_since(loader_pass.begin_ns, codes.forward)
+        if not spans[0]:
             return  # its batches were only read
-        self.with_grad.add(count, spent_ns)
-        end_ns = pending.last_of({-codes.forward, -time_only(codes.forward), -codes.data_loading})
+        self.with_grad.append(spans)
+        ends = {-codes.forward, -time_only(codes.forward), -codes.data_loading}
+        end_ns = next(at_ns for at_ns, code in pending.latest_first() if code in ends)
         loader_pass.kind = PassPhase.EVALUATION
         begin_ns = self.with_workers(loader_pass.begin_ns)
         pending.insert_before(begin_ns, either(codes.data_loading), codes.validation)
@@ -323,7 +278,7 @@ class PhaseDetector(Fields):
 
     def _keep_in_step(self, run: NoGradRun, purpose: Purpose) -> None:
         """Let the calls be part of the step, and mark as ``rollout`` what lies between those of a model that acts."""
-        self._run, self._before = None, run
+        self._run = None
         if run.is_rollout_open:
             self._pending.insert_exit(self._run_end_ns, self._codes.rollout)
         elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:
@@ -422,7 +377,7 @@ class PhaseDetector(Fields):
     def _recode(self, begin_ns: int) -> None:
         """Turn calls since ``begin_ns`` into forward passes of the open evaluation."""
         if self._eval_mode_begins:
-            self.with_grad.add(*self._pending.spans_since(begin_ns, self._codes.forward, self._eval_mode_begins))
+            self.with_grad.append(self._pending.spans_since(begin_ns, self._codes.forward, self._eval_mode_begins))
         self._forget_eval_mode()
         self._pending.recode(begin_ns, self._codes.codes_in_evaluation)
         self._last_ns = max(self._last_ns, self._run_end_ns, self._eval_mode_end_ns)

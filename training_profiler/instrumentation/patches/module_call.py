@@ -175,8 +175,7 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
         if context.detector is detector:  # otherwise another thread has become the training thread meanwhile
             training_thread.busy_with = FREE
         try:
-            if not detector.repeated_call_ends(call):
-                detector.call_ends(call, module)
+            detector.call_ends(call, module)
         except Exception as error:
             context.on_error(error)
 

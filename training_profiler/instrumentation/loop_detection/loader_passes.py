@@ -193,10 +193,10 @@ class FirstEvaluations:
 
     def __init__(self, passes: Passes) -> None:
         self._has_trained, self._passes = False, passes
-        # A loader is its id, the class of its data set, and the line that made it. Before: the number, and their ns.
-        self._before: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
+        # A loader is known by its id, and by the class of its data set with the line that made it. Before: and its ns.
+        self._before: list[tuple[set[int | tuple[str, str]], int]] = []
         self._later: set[int | tuple[str, str]] = set()
-        self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
+        self._latest: set[int | tuple[str, str]] = set()  # the loader under way, until the training begins
         self._fetched: FetchedBefore | None = None
 
     def fetched(self, loader_pass: LoaderPass, batch: object) -> None:
@@ -228,20 +228,19 @@ class FirstEvaluations:
         if self._has_trained:
             self._later.update((loader, made))
         else:
-            self._latest = (loader, made) if loader else None
+            self._latest = {loader, made} if loader else set()
 
     def ended(self, ns: int) -> None:
         """Handle the end of an evaluation that took ``ns``."""
-        latest, self._latest = self._latest, None
-        if latest is not None:
-            number, spent_ns = self._before.get(latest, (0, 0))
-            self._before[latest] = number + 1, spent_ns + ns
+        if self._latest:
+            self._before.append((self._latest, ns))
+            self._latest = set()
 
     def facts(self) -> dict[str, PassesBefore | FetchedBefore | None]:
         """Return ``ProgramFacts`` about evaluations of loaders that are not evaluated later, and unused batches."""
-        found = [sums for loader, sums in list(self._before.items()) if self._later.isdisjoint(loader)]
-        passes = PassesBefore(sum(number for number, _ in found), sum(ns for _, ns in found) / NS_PER_S)
-        return {"passes_before": passes if found else None, "fetched_before": self._fetched}
+        found = [ns for loader, ns in self._before[:] if self._later.isdisjoint(loader)]
+        passes = PassesBefore(len(found), sum(found) / NS_PER_S) if found else None
+        return {"passes_before": passes, "fetched_before": self._fetched}
 
 
 class _KnownLoader:

@@ -1,8 +1,8 @@
 """Calls of modules, the methods that make them, and which modules are trainable, unlike losses and frozen teachers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from training_profiler.recording.event_codes import Fields, field
 
@@ -10,6 +10,7 @@ MAX_CODES: Final = 10_000
 MAX_FRAMES: Final = 8
 MAX_MODULES: Final = 100_000
 CALLS_PER_CHECK: Final = 64  # of a frozen module
+Said = TypeVar("Said")
 
 
 def is_compiled(module: Any) -> bool:
@@ -61,22 +62,27 @@ class MethodFrames:
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
-            known = self._is_method.get(id(frame.f_code))
-            if known is None:
-                known = self._look_up(frame.f_code)
+            code = frame.f_code
+            known = self._is_method.get(id(code)) or read_code(self._is_method, code, self._is_of_class)
             if not known[1]:
                 break
             method, frame = frame, frame.f_back
         return None if method is None else (id(method), id(method.f_code))
 
-    def _look_up(self, code: CodeType) -> tuple[CodeType, bool]:
-        if len(self._is_method) >= MAX_CODES:
-            self._is_method.clear()
-        is_method = "." in code.co_qualname and any(
+    def _is_of_class(self, code: CodeType) -> bool:
+        return "." in code.co_qualname and any(
             _code_of(vars(kind).get(code.co_name)) is code for kind in _subclasses(self._root)
         )
-        known = self._is_method[id(code)] = (code, is_method)
-        return known
+
+
+def read_code(
+    known: dict[int, tuple[CodeType, Said]], code: CodeType, says: Callable[[CodeType], Said]
+) -> tuple[CodeType, Said]:
+    """Return ``code`` with what it ``says``, and remember both by its id."""
+    if len(known) >= MAX_CODES:
+        known.clear()
+    found = known[id(code)] = (code, says(code))
+    return found
 
 
 def _code_of(function: Any) -> CodeType | None:

@@ -9,11 +9,10 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.base.sections import ROLLOUT, SAMPLING
-from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.instrumentation.loop_detection.modules import modules_within, read_code
 
 MAX_FRAMES: Final = 12
 NEAREST: Final = 4
-MAX_CODES: Final = 10_000
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
@@ -84,7 +83,7 @@ class Callers:
             if frame is None:
                 break
             code = frame.f_code
-            known = self._names.get(id(code)) or _read(self._names, code, purpose_of_name)
+            known = self._names.get(id(code)) or read_code(self._names, code, purpose_of_name)
             if known[1] is not _UNKNOWN:  # another call of it may have trained
                 found.append((id(frame), code, known[1]))
             frame = frame.f_back
@@ -95,7 +94,7 @@ class Callers:
         if frame is None:
             return Purpose.UNKNOWN
         code = frame.f_code
-        return (self._hints.get(id(code)) or _read(self._hints, code, purpose_of_variables))[1]
+        return (self._hints.get(id(code)) or read_code(self._hints, code, purpose_of_variables))[1]
 
     def purpose(self, frames: tuple[NamedFrame, ...], *, has_training_event: bool = False) -> Purpose:
         """Return the purpose of calls made from these frames.
@@ -114,15 +113,6 @@ class Callers:
             if purpose in said:
                 return purpose
         return Purpose.ACTING if any(name in sys.modules for name in _SIMULATORS) else Purpose.UNKNOWN
-
-
-def _read(
-    known: dict[int, tuple[CodeType, Purpose]], code: CodeType, says: Callable[[CodeType], Purpose]
-) -> tuple[CodeType, Purpose]:
-    if len(known) >= MAX_CODES:
-        known.clear()
-    found = known[id(code)] = (code, says(code))
-    return found
 
 
 def nearest(frame: FrameType | None) -> tuple[int, ...]:

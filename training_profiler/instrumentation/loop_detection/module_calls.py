@@ -54,31 +54,11 @@ class ModuleCalls(Fields):
         """Record an outermost call of a module; ``function`` as in ``TrainingThread``."""
         if self.update.open_code:
             self.update.closure_begins()
-        if function:
-            call = self._call_in_function_begins(module, caller, function)
-        elif self.is_grad_enabled():
-            call = self._grad_call_begins(module, may_explore, caller, inputs)
+        if function or not self.is_grad_enabled():
+            call = self._no_grad_call_begins(module, inputs, caller, function)
         else:
-            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
-            call = self._call_without_grad_begins(module, caller)
+            call = self._grad_call_begins(module, may_explore, caller, inputs)
         self.calls.append(call)
-        return call
-
-    def _call_in_function_begins(self, module: Any, caller: FrameType, function: int) -> ModuleCall:
-        """Record a call by the forward of an autograd function, which computes the gradients itself.
-
-        Torch disables gradients there. All calls of one execution, such as the steps of an ODE solver, are one forward
-        pass.
-        """
-        has_grad, is_continued, now_ns = function > 0, function == self._function, self.pending.clock()
-        self._function, self.frame, code = function, None, self.codes.forward
-        if not has_grad:
-            code = self.phases.no_grad_call_begins(module, caller, now_ns)
-        elif self._trainable.is_trainable(module) and module.training and self.phases.is_unresolved:
-            self._training_event_begins(self.pending.host_clock())
-        call = ModuleCall(type(module), 0, code)
-        call.has_grad = has_grad
-        self._enter(call, code, now_ns, is_continued)
         return call
 
     def _grad_call_begins(
@@ -180,12 +160,26 @@ class ModuleCalls(Fields):
             self.loop_begin_ns = self.pending.begin_loop(self._loop_from_ns)
             self._loop_from_ns = None
 
-    def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
+    def _no_grad_call_begins(
+        self, module: Any, inputs: tuple[Any, ...], caller: FrameType, function: int
+    ) -> ModuleCall:
+        """Record a call with gradients off, which the forward of an autograd function computes itself.
+
+        All calls of one execution of it, such as the steps of an ODE solver, are one forward pass.
+        """
+        has_grad, code = function > 0, self.codes.forward
+        if function:
+            is_part, self._function, self.frame = function == self._function, function, None
+        else:
+            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
+            is_part = is_bare(module) or self._is_same_forward(module, caller)
         now_ns = self.pending.clock()
-        code = self.phases.no_grad_call_begins(module, caller, now_ns)
-        call = ModuleCall(type(module), 0, code)
-        call.has_grad = False
-        self._enter(call, code, now_ns, is_bare(module) or self._is_same_forward(module, caller))
+        if not has_grad:
+            code = self.phases.no_grad_call_begins(module, caller, now_ns)
+        elif self._trainable.is_trainable(module) and module.training and self.phases.is_unresolved:
+            self._training_event_begins(self.pending.host_clock())
+        call = ModuleCall(type(module), 0, code, has_grad)
+        self._enter(call, code, now_ns, is_part)
         return call
 
     def _enter(self, call: ModuleCall, code: int, now_ns: int, is_part: bool) -> None:

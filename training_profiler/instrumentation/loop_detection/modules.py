@@ -32,14 +32,13 @@ class ModuleCall(Fields):
     is_plain: bool = field(3)  # C has recorded its begin, and its end needs nothing but the exit of its span
     begin_ns: int = field(4)  # of its span; 0 if it extends the span before
     code: int = field(5)  # of its span
-    around: tuple[tuple[int, int] | None, set[int]]  # of one with gradients: its method, and the modules called there
-
-    has_grad = True
+    has_grad: bool = field(6)
     is_explored = False  # calls inside are recorded too, because it may be a trainer module
+    around: tuple[tuple[int, int] | None, set[int]]  # of an explored one: its method, and the modules called there
     is_trainer = False
 
-    def __init__(self, kind: type, begin_ns: int, code: int) -> None:
-        self.kind, self.begin_ns, self.code = kind, begin_ns, code
+    def __init__(self, kind: type, begin_ns: int, code: int, has_grad: bool = True) -> None:
+        self.kind, self.begin_ns, self.code, self.has_grad = kind, begin_ns, code, has_grad
 
 
 class MethodFrames:

@@ -46,6 +46,7 @@ class Later:
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_length, "beside_the_training", lambda name, read: read())
+    monkeypatch.setattr(loop_length, "LAUNCHERS", (*loop_length.LAUNCHERS, "pytest_rerunfailures"))
 
     def run(source, length=None):
         path = tmp_path / "train.py"

@@ -138,17 +138,15 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     total_s = other.settled_total_s
     if host_runs_ahead(snapshot) or waits_for_device(snapshot, snapshot.thresholds) is not None:
         total_s -= waited_s(snapshot, OTHER)
-    # The training computes gradients of something that no module computed.
     counts = {name: section.count for name, section in snapshot.sections.items()}
-    has_forward = counts.get(BACKWARD_PASS, 0) > 0 and not counts.get(FORWARD_PASS)
+    has_forward = counts.get(BACKWARD_PASS, 0) > 0 and not counts.get(FORWARD_PASS)  # of what no module computed
     all_lines = snapshot.lines_of_steps(OTHER)
     its_lines = all_lines if has_forward else without_losses(all_lines)
     loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
     loss_s = loss / other.share * other.settled_total_s if other.share else 0.0
     if loss_s < SHOWN_FROM * total_s:  # the figure is the one of the bar
         loss, loss_s = 0.0, 0.0
-    idle_s = snapshot.idle_device_s()
-    # Waiting for a busy device makes no step longer.
+    idle_s = snapshot.idle_device_s()  # waiting for a busy device makes no step longer
     total_s = total_s - loss_s if idle_s is None else min(total_s - loss_s, idle_s)
     share = total_s / snapshot.step.settled_s
     spans = sum(section.spans_in_steps for section in snapshot.sections.values()) / max(1, snapshot.step.count)

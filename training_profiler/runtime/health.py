@@ -152,10 +152,10 @@ class ProfilerHealth:
         """Keep a sentence for the report."""
         self.notes.append(sentence)
 
-    def keep_error(self, user_line: Callable[[FrameType], CallSite | None]) -> None:
-        """Keep what the uncaught error of the program says, after the user's line that it passed last."""
-        error = getattr(sys, "last_value", None)
-        passed = [] if error is None else list(traceback.walk_tb(error.__traceback__))
+    def keep_error(self, ended_by: str | None, user_line: Callable[[FrameType], CallSite | None]) -> None:
+        """Keep what the uncaught error that ended the program says, after the user's line that it passed last."""
+        error: Any = getattr(sys, "last_value", None)
+        passed = list(traceback.walk_tb(error.__traceback__)) if type(error).__name__ == ended_by else []
         site = user_line(passed[-1][0]) if passed else None
         text = str(error).strip().split("\n")[0]
         for frame, line in reversed(passed):  # the frame itself may have ended elsewhere, at the line of a `with`

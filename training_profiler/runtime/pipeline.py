@@ -364,8 +364,7 @@ class Pipeline:
 
     def _close(self, ended_by: str | None) -> None:
         self._is_closing = True
-        if ended_by is not None:
-            self.guard.run("error", lambda: self.profiler_health.keep_error(self.instrumentation.read_site))
+        self.guard.run("error", lambda: self.profiler_health.keep_error(ended_by, self.instrumentation.read_site))
         self.guard.run("patches", self.instrumentation.close)
         for note in self.instrumentation.notes():
             self.profiler_health.add_note(note)
@@ -422,10 +421,8 @@ class Pipeline:
             why = f"at this pace the profiler would cost over {SHARE:.1%} of the run"
             notes.append(f"{missing} of {number} epochs have no figures: {why}")
         if clear := self.instrumentation.epochs.unclear_after:
-            notes.append(
-                f"only the first {clear} epoch{'s' * (clear > 1)} are known: batches came from another data loader "
-                f"afterwards; profile_epoch() marks epochs"
-            )
+            why = "batches came from another data loader afterwards; profile_epoch() marks epochs"
+            notes.append(f"only the first {clear} epoch{'s' * (clear > 1)} are known: {why}")
         return notes
 
     def stats(self, ended_by: str | None = None) -> Snapshot:

@@ -106,7 +106,8 @@ class ChangeSession:
     def _run_part(self, under_way: UnderWay, at_once: int, end_s: float, is_enough: Callable[[], bool]) -> None:
         """Run fresh processes in turns."""
         wave, base = under_way.record, self.launcher.base
-        wave.futile, wave.shown = set(), set()  # no look ends a session about one change: it may be slower as well
+        wave.futile.clear()  # no look ends a session about one change: it may be slower as well
+        wave.shown.clear()
         Interleaved(
             under_way,
             lambda name: self.launcher.start((), under_way.schedule.warmup, self.changed if name == CHANGED else base),

@@ -100,7 +100,7 @@ def unexplained(run: Snapshot) -> Finding:
 def test_time_without_a_line_is_shown_and_no_saving_is_claimed() -> None:
     run = of_calls()
     finding = unexplained(run)
-    assert finding.message == "50.0% of step time is in no section (62.5 ms per step)"
+    assert finding.message == "50.0% of step time is in no section (it takes 62.5 ms per step)"
     assert (finding.potential_saving_s, finding.saving_range_s, finding.evidence["unknown_s"]) == (0.0, None, 4.0)
     assert important(run, [finding]) == [finding]
     text = "TOO SHORT TO JUDGE, after 64 steps: 50.0% of step time is in no section"

@@ -111,7 +111,7 @@ class Change(Enum):
     DETACHED_STATE = "a detached state", EXACT_IF, "if the optimizer trains nothing that the state is computed from"
     NAN_FILTER = "logging_nan_inf_filter", EXACT
     OTHER_PROCESS = "work in another process", EXACT
-    CHEAPER_LINES = "cheaper lines", EXACT_IF, "if they compute the same"
+    CHEAPER_LINES = "cheaper lines", EXACT_IF, "if the cheaper code returns the same values"
     WEIGHT_DECAY = "weight decay", CLOSE, "and the loss has no penalty in it"
     NO_CREATE_GRAPH = "no graph of gradients", EXACT
     SMALLER_QUEUE = "less in a queue", EXACT

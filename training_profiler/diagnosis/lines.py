@@ -162,7 +162,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
-    message = f"{share:.1%} of step time is in no section ({ms_text(per_step_s)} per step{recording}){beside}"
+    message = f"{share:.1%} of step time is in no section (it takes {ms_text(per_step_s)} per step{recording}){beside}"
     of_run = max(0.0, other.share - loss)
     if spent := activities(of_run, its_lines, has_forward, has_optimizer=snapshot.program.optimizer is not None):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)

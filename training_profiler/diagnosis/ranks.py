@@ -99,11 +99,15 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     also = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
     return found(
         f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
-        f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
+        f"others is {ms_text(slow.others_s)} ({_beyond(excess)}){also}{cause}",
         evidence,
         _fix_of_straggler(slowest) if larger is None else EVEN_BATCHES,
         saving_s=saving_s,
     )
+
+
+def _beyond(excess: float) -> str:
+    return f"+{excess:.0%}" if excess < 1 else f"{1 + excess:.0f} times as much"
 
 
 @RULES.rule(
@@ -118,7 +122,7 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     excess = slow.work_s / slow.others_s - 1
     return found(
         f"All ranks of host {slow.name} are slow: {ms_text(slow.work_s)} of work per step, against "
-        f"{ms_text(slow.others_s)} elsewhere (+{excess:.0%})",
+        f"{ms_text(slow.others_s)} elsewhere ({_beyond(excess)})",
         {
             "host": slow.name,
             "work_s": slow.work_s,

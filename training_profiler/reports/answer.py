@@ -100,7 +100,7 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout, orig
             lines += _action_lines(snapshot, change, typed, layout, "   or " if is_other else "   -> ")
         texts = [f"losses: {losses}"] if (losses := worst_losses_of(change)) else []
         if share := saved_share(snapshot, change, float(change.evidence.get(ALONE, 0.0))):
-            texts = ["; ".join([*texts, f"without the changes above it can save {share:.0%}"])]
+            texts = ["; ".join([*texts, f"as the only change it can save {share:.0%}"])]
         texts += [f"Tried: {change.tried}"] if change.tried else []
         lines += [line for text in texts for line in _cut(layout, text, "      ", "      ")]
         lines[begin] = first + lines[begin][len(first) :]

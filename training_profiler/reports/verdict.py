@@ -143,10 +143,10 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     first = next(iter(important(snapshot, findings)), None)
     if snapshot.ended_by and snapshot.ended_by.endswith(OF_CRASHES):
         inside = f" in {' > '.join(map(name_of, snapshot.open_sections))}" if snapshot.open_sections else ""
-        more = "" if first is None else f". Beside that: {brief(first.message)}"
+        more = "" if first is None else f"Beside that: {brief(first.message)}"
         why = snapshot.health.error or "Python's traceback, above this report, says why"
         headline = f"ENDED BY {snapshot.ended_by} after {counted(snapshot.steps, 'step')}{inside}"
-        return Verdict(headline, why + more, "", BAD)
+        return Verdict(headline, why, more, BAD)
     if first is not None:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
         if first.fix == MORE_STEPS:

@@ -71,7 +71,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 # Not -X tracemalloc, under which importing torch takes a minute.
 WAYS: dict[str, list[str]] = {
     options: python(*options.split(), TRAINING)
-    for options in ("-B -u -s -OO -X importtime -X dev -X faulthandler", "-W error")
+    for options in ("-B -u -s -X importtime", "-OO -X dev -X faulthandler", "-W error")
 } | {
     "text": python("-c", "import small_training; small_training.main()"),
     "module": python("-m", "small_training"),
@@ -101,10 +101,17 @@ def test_program_read_from_stdin_is_profiled(tmp_path: Path) -> None:
         assert_same(under_profiler(tmp_path, python("-"), stdin=script))
 
 
-def test_variables_of_python_change_nothing(tmp_path: Path) -> None:
-    ascii_alone = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    variables = {"PYTHONWARNINGS": "error", "PYTHONOPTIMIZE": "2", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
-    assert_same(under_profiler(tmp_path, python(TRAINING), variables=variables | ascii_alone))
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PYTHONWARNINGS": "error"},
+        {"PYTHONOPTIMIZE": "2", "PYTHONDEVMODE": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+        {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids="-".join,
+)
+def test_variables_of_python_change_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert_same(under_profiler(tmp_path, python(TRAINING), variables=variables))
 
 
 def test_without_site_nothing_is_measured_and_a_line_says_so(tmp_path: Path) -> None:
@@ -129,10 +136,11 @@ def test_training_in_a_test_of_pytest_is_profiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
-def test_own_start_up_module_runs_as_alone(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError('planted')"], ids=["works", "raises"])
+def test_own_start_up_module_runs_as_alone(tmp_path: Path, name: str, ending: str) -> None:
     folder = tmp_path / "custom"
     folder.mkdir()
-    (folder / f"{name}.py").write_text(f"import sys\nsys.custom = {name!r}\n")
+    (folder / f"{name}.py").write_text(f"import sys\nsys.custom = {name!r}\n{ending}\n")
     script = tmp_path / "script.py"
     script.write_text("import sys, small_training\nprint(sys.custom)\nsmall_training.main()\n")
     stand_in = tmp_path / "stand_in"  # in the training's place without us: the rest is about the start
@@ -140,18 +148,21 @@ def test_own_start_up_module_runs_as_alone(tmp_path: Path, name: str) -> None:
     (stand_in / "small_training.py").write_text(f"def main(): print({plain_losses()!r}, end='')\n")
     # usercustomize needs the user's site folder, which virtual environments switch off.
     runs = python(script) if name == "sitecustomize" else python("-c", f"import {name}\nexec(open('script.py').read())")
+    if name == "usercustomize" and ending:
+        runs = python("-c", f"try: import {name}\nexcept RuntimeError: pass\nexec(open('script.py').read())")
     off, on = (
         execute(tmp_path, runs, is_on, variables={"PYTHONPATH": os.pathsep.join([str(folder), str(training)])})
         for is_on, training in ((False, stand_in), (True, PROGRAMS))
     )
     assert on.stdout == f"{name}\n{plain_losses()}"
     assert_same(Both(off, on, reported_steps(tmp_path)))
+    assert ("planted" in on.stderr) == ("planted" in off.stderr)
 
 
 CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
 
 
-@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], [*CLOSED]], ids="-".join)
+@pytest.mark.parametrize("closed", [["stdin"], ["stdout"], ["stderr"], ["stdout", "stderr"], [*CLOSED]], ids="-".join)
 def test_closed_streams_change_nothing(tmp_path: Path, closed: list[str]) -> None:
     redirects = " ".join(f"{CLOSED[name]}>&-" for name in closed)
     code = "import small_training; open('losses', 'w').write(str(small_training.train()))"
@@ -190,8 +201,9 @@ def test_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> No
     assert reported_steps(tmp_path) == STEPS
 
 
-def test_workers_of_a_fork_server_compute_the_same(tmp_path: Path) -> None:
-    assert_same(under_profiler(tmp_path, python(TRAINING, "1", "forkserver")))
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_loader_workers_compute_the_same(tmp_path: Path, method: str) -> None:
+    assert_same(under_profiler(tmp_path, python(TRAINING, "1", method)))
 
 
 CRASHES = {

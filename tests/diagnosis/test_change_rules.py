@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.diagnosis.test_machine_rules import level, machine
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.change import slower_since
+from training_profiler.diagnosis.change import cause_of, slower_since
 from training_profiler.model.machine import Level
 from training_profiler.model.program import (
     GRAPH,
@@ -64,6 +64,13 @@ def shaped(before, after):
     run = run_of(input_elements=(1000.0, 1500.0))
     shapes = tuple((update, before if update < 400 else after) for update in range(0, 1000, 16))
     return replace(run, program=ProgramFacts(shapes=shapes))
+
+
+def test_levels_that_are_the_same_have_no_cause():
+    halves = change(after_s=0.08, sections=dict.fromkeys(SECTIONS, (0.05, 0.05)))
+    step = replace(run_of().step, change=None, halves=halves)
+    assert "slowing-down" in [each.code for each in diagnose(replace(run_of(), step=step))]
+    assert cause_of(halves) == ("", "")
 
 
 def test_jump_is_one_finding_and_its_seconds_are_claimed_once():

@@ -27,7 +27,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "statements of the package": (28_000, 43_210),
     "files of the package": (340, 311),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 72_180),
+    "lines of tests": (45_000, 72_210),
     "folders": (29, 28),
     "arrows between folders": (150, 146),
     "folders that import each other": (0, 0),

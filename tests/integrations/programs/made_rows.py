@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.utils.data import DataLoader
 
-WAY, COUNT, WIDTH, COLUMNS = sys.argv[1], 512, 192, 6
+WAY, COUNT, WIDTH, COLUMNS = sys.argv[1], 512, 192, 24
+BATCH, EPOCHS = (64, 80) if WAY.startswith("datasets") else (16, 10)  # a batch of 16 would be quick
 WORDS = [f"word{number}" for number in range(500)]
 TEXTS = [" ".join(WORDS[(7 * at + 3 * row) % 500] for at in range(WIDTH)) for row in range(COUNT)]
 ROWS = {f"c{column}": [float(row % (column + 2)) for row in range(COUNT)] for column in range(WIDTH)}
@@ -60,14 +61,14 @@ def main():
     torch.set_num_threads(1)
     data = {"tokenizer-random": Shifted, "tokenizer-collate": Texts}.get(WAY, Rows)()
     if WAY.startswith("datasets"):
-        rows = [[float(row)] * WIDTH for row in range(COUNT)]
+        rows = [float(row) for row in range(COUNT)]
         data = Dataset.from_dict({f"x{at}": rows for at in range(COLUMNS)}).with_format(WAY.partition("-")[2])
     model, loss = nn.LazyLinear(4), torch.zeros(())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    loader = DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate if isinstance(data, Texts) else None)
-    for _ in range(10):
+    loader = DataLoader(data, BATCH, shuffle=True, collate_fn=collate if isinstance(data, Texts) else None)
+    for _ in range(EPOCHS):
         for batch in loader:
-            loss = model(batch["x0"] if isinstance(batch, dict) else batch).square().mean()
+            loss = model(torch.stack([*batch.values()], 1) if isinstance(batch, dict) else batch).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -89,12 +89,12 @@ def test_steps_are_those_of_loops_that_nothing_ends_early(run, case):
 
 
 def test_a_library_that_calls_the_program_may_loop(run, monkeypatch):
-    source = "def f(step):\n    for again in range(40):\n        backward()\nlibrary(f)"
-    library = {"__name__": "somelearner.loop"}
-    exec(compile("def library(f):\n    f(0)", "/lib/site-packages/somelearner/loop.py", "exec"), library)
-    monkeypatch.setattr("builtins.library", library["library"], raising=False)
+    source = "def f(step):\n    for again in range(40):\n        backward()\ncall_once(f)"
+    names = {"__name__": "somelearner.loop"}
+    exec(compile("def call_once(f):\n    f(0)", "/lib/site-packages/somelearner/loop.py", "exec"), names)
+    monkeypatch.setattr("builtins.call_once", names["call_once"], raising=False)
     assert run(source) == 0
-    library["__name__"] = "hydra.main"
+    names["__name__"] = "hydra.main"
     assert run(source) == 40
 
 

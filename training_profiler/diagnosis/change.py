@@ -383,7 +383,7 @@ def larger_text(snapshot: Snapshot, change: StepChange | None) -> str:
 
 
 def cause_of(change: StepChange) -> tuple[str, str]:
-    """Return what carries most of the added time, and how a message says so; "" where nothing does, or all does."""
+    """Return what carries most of the added time, "" if nothing does or all parts rise alike, and a message on it."""
     added_s = change.after_s - change.before_s
     if added_s <= 0:  # the medians of two levels of a coarse clock may be the same
         return "", ""

@@ -424,17 +424,13 @@ def gpu_throttled(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     # A slowdown by heat is one of the hardware as well.
     part, cause, gpu = max(rows, key=lambda row: (row[1] == HEAT, row[0]))
-    clock = (
-        ""
-        if gpu.clock_mhz is None
-        else f" ({gpu.clock_mhz.mean:,.0f} MHz on average, {gpu.clock_mhz.max:,.0f} at most)"
-    )
+    mhz = gpu.clock_mhz
+    clock = "" if mhz is None else f" ({mhz.mean:,.0f} MHz on average, {mhz.max:,.0f} at most)"
     hot = "" if cause != HEAT or gpu.temperature_c is None else f", at up to {gpu.temperature_c.max:.0f} degrees C"
     since, change = "", None if snapshot.step is None else snapshot.step.change
     before = None if change is None else change.machine[0]
-    was = (
-        [] if before is None else [_throttled(each).get(cause, 1.0) for each in before.gpus if each.index == gpu.index]
-    )
+    gpus = () if before is None else before.gpus
+    was = [_throttled(each).get(cause, 1.0) for each in gpus if each.index == gpu.index]
     if change is not None and any(each <= threshold for each in was):
         since = f", since step {change.step}"
     what = "Heat" if cause == HEAT else "A slowdown of the hardware, such as by its power supply,"

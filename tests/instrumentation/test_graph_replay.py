@@ -1,16 +1,29 @@
-"""Replays of CUDA graphs. A fake class stands for ``torch.cuda.CUDAGraph``, which has no instances without CUDA."""
+"""Replays of CUDA graphs. A fake class stands for ``torch.cuda.CUDAGraph``, which has no instances without CUDA.
+
+| letter | event of a program (tests/support/script.py) |
+| --- | --- |
+| `s` `c` `u` | a step, the forward and backward pass of one, its update |
+| `t` `v` | a step of another model, an update of it |
+| `f` `g` `n` | a call of the model, gradients that torch.autograd.grad returns, a norm of gradients |
+| `A{}` `A` | what is in braces is captured; the graph is replayed; so are `B` and `C` |
+| `(` `)` `X` | a capture begins, it ends; that graph is replayed |
+| `!` | what follows raises |
+| `@{}` | on another thread |
+| `m{}` `k{}` | a call of a module in which that happens, a step with a module in which it happens before the model |
+| `L{}` | for each of four batches of a loader |
+| `E` `D` `M` | an update fails, the optimizer is gone, the program marks its steps itself |
+"""
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.instrumented import InstrumentedTorch, instrumented_torch
+from tests.support.instrumented import InstrumentedTorch, instrumented_torch, on_another_thread
+from tests.support.script import Events, events_of
 from training_profiler.instrumentation.context import FREE
 from training_profiler.instrumentation.graph_captures import CapturedGraph
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
@@ -56,21 +69,110 @@ class Training:
         for _ in range(steps):
             self.step()
 
-    def captured(self, *work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with capturing(graph):
-            for one in work:
-                one()
+        graph.capture_begin()
+        work()
+        graph.capture_end()
         return graph
 
 
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    graph.capture_begin()
-    try:
-        yield
-    finally:
+class Inside(nn.Module):
+    """A module in whose call something happens, before that of a model if it has one."""
+
+    def __init__(self, work: Callable[[], object], model: nn.Module, calls_model: bool) -> None:
+        super().__init__()
+        self.work, self.model, self.calls_model = work, model, calls_model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        self.work()
+        return self.model(inputs) if self.calls_model else None
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:
+        raise MemoryError
+
+
+class Program:
+    """A training that captures and replays."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.instrumented = training, training.instrumented
+        self.other, self.graphs, self.fails, self.replays = Training(self.instrumented), {}, False, 0
+        model = training.model
+        self.functions: dict[str, Callable[[], object]] = {
+            "s": training.step,
+            "c": training.compute,
+            "u": lambda: training.optimizer.step(),
+            "t": self.other.step,
+            "v": lambda: self.other.optimizer.step(),
+            "f": lambda: model(INPUTS),
+            "g": lambda: torch.autograd.grad(model(INPUTS).sum(), model.weight),
+            "n": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+            "M": self.instrumented.instrumentation.use_manual_steps,
+        }
+
+    def make(self, events: Events) -> None:
+        for event, inside in events:
+            if event in self.functions:
+                self.functions[event]()
+            else:
+                self.do(event, lambda inside=inside: self.make(inside), bool(inside))
+
+    def do(self, event: str, work: Callable[[], None], has_work: bool) -> None:
+        training = self.training
+        match event:
+            case "A" | "B" | "C" if has_work:
+                self.capture(self.graphs.setdefault(event, torch.cuda.CUDAGraph()), work)
+            case "A" | "B" | "C" | "X":
+                self.replays += not self.fails
+                self.on_graph(self.graphs[event], "replay")
+            case "(" | ")":
+                graph = self.graphs.setdefault("X", torch.cuda.CUDAGraph())
+                self.on_graph(graph, {"(": "capture_begin", ")": "capture_end"}[event])
+            case "!":
+                self.fails = True
+            case "@":
+                on_another_thread(work)
+            case "m":
+                Inside(work, training.model, calls_model=False)(INPUTS)
+            case "k":
+                training.optimizer.zero_grad()
+                Inside(work, training.model, calls_model=True)(INPUTS).sum().backward()
+                training.optimizer.step()
+            case "L":
+                for (inputs,) in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2):
+                    torch.zeros(2, 2).copy_(inputs)
+                    work()
+            case "E":
+                with pytest.raises(MemoryError):
+                    Failing(training.model.parameters(), lr=0.1).step()
+            case "D":
+                del training.optimizer
+                gc.collect()
+
+    def capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+        """Capture, which begins no session and counts nothing."""
+        before = self.seen()
+        graph.capture_begin()
+        work()
         graph.capture_end()
+        assert self.seen() == before
+
+    def seen(self) -> tuple[int, ...]:
+        detector = self.instrumented.context.detector
+        counted = () if detector is None else (detector.backwards, detector.updates)
+        return (self.instrumented.sessions, self.instrumented.steps, *counted)
+
+    def on_graph(self, graph: torch.cuda.CUDAGraph, method: str) -> None:
+        if self.fails:
+            self.fails, graph.error = False, RuntimeError("CUDA error")
+            with pytest.raises(RuntimeError, match="CUDA error"):
+                getattr(graph, method)()
+            graph.error = None
+        else:
+            getattr(graph, method)()
 
 
 @pytest.fixture
@@ -102,57 +204,47 @@ def training(instrumented) -> Training:
     return Training(instrumented)
 
 
-def gradient(training: Training) -> object:
-    return torch.autograd.grad(training.model(INPUTS).sum(), training.model.weight)
-
-
-# What is captured, steps before, replays, and how many of them are steps.
-CAPTURED = {
-    "a step": (lambda training: [training.step], 3, 200, 200),
-    "a step, when nothing was trained before": (lambda training: [training.step], 0, 4, 4),
-    "several updates are one step": (lambda training: [training.step] * 5, 3, 4, 4),
-    "two optimizers are one step": (lambda training: [training.step, Training(training.instrumented).step], 3, 4, 4),
-    "two optimizers from the first step on": (
-        lambda training: [training.step, Training(training.instrumented).step],
-        0,
-        4,
-        4,
-    ),
-    "without gradients": (lambda training: [lambda: training.model(INPUTS), lambda: gradient(training)], 3, 5, 0),
+LETTERS = {"forward_pass": "f", "backward_pass": "b", "optimizer_step": "u", "graph_replay": "r", "data_loading": "d"}
+# What a program does, the counts of its sections, its steps, and updates on other threads.
+PROGRAMS = {
+    "a step is captured": ("3s A{s} 200A", "f3 b3 u3 r200", 203, 0),
+    "a step, when nothing was trained before": ("A{s} 4A", "r4", 4, 0),
+    "several updates are one step": ("3s A{5s} 4A", "f3 b3 u3 r4", 7, 0),
+    "two optimizers are one step": ("3s A{st} 4A", "f3 b3 u3 r4", 7, 0),
+    "two optimizers from the first step on": ("A{st} 4A", "r4", 4, 0),
+    "without gradients": ("3s A{fg} 5A", "f3 b3 u3", 3, 0),
+    "a capture makes no step and nothing in it is counted": ("3s A{ssn}", "f3 b3 u3", 3, 0),
+    "manual steps are not ended by replays": ("3s M A{s} 4A", "f3 b3 u3 r4", 3, 0),
+    "passes over a loader with replays alone are training": ("3s A{s} 3[L{A}]", "d12 first_fetch3 f3 b3 u3 r12", 15, 0),
+    "accumulated gradients end no step": ("3s A{c}B{u} 4[2AB]", "f3 b3 u3 r12", 7, 0),
+    "an update after the replay of gradients ends the step": ("3s A{c} 4[Au]", "f3 b3 u7 r4", 7, 0),
+    "an update that raised comes before": ("3s A{s} cE4A", "f4 b4 u4 r4", 7, 0),
+    "a graph of another thread may be replayed in the training": ("3s @{A{s}} 4A", "f3 b3 u3 r4", 7, 0),
+    "a capture on another thread hides nothing of the training": ("3s @{A{@{t}v}} 3s", "f6 b6 u6", 6, 1),
+    "updates on another thread are counted as updates there": ("3s A{s}B{c} @{A}@{B}", "f3 b3 u3", 3, 1),
+    "a replay that raises ends no step": ("3s A{s} !A A", "f3 b3 u3 r2", 4, 0),
+    "a capture fails at its begin": ("3s !(X 3s", "f6 b6 u6", 6, 0),
+    "a capture fails at its end": ("3s (s!)X 3s", "f6 b6 u6", 6, 0),
+    "a capture may end on another thread": ("3s (s@{)}X 3s", "f6 b6 u6 r1", 7, 0),
+    "a graph is what was captured last": ("3s A{s}A{f}A", "f3 b3 u3", 3, 0),
+    "and is captured again": ("3s A{s}A{f}A A{s}A", "f3 b3 u3 r1", 4, 0),
+    "a replay inside a capture is a part of that graph": ("3s A{s}B{A}B", "f3 b3 u3 r1", 4, 0),
+    "their optimizer is gone": ("3s A{s}A D4A", "f3 b3 u3 r5", 8, 0),
+    "a module that replays the step makes no forward pass": ("A{s} 4[m{A}]", "r4", 4, 0),
+    "a graph that is captured inside a forward pass leaves it one span": ("3[k{A{f}}]", "f3 b3 u3", 3, 0),
 }
 
 
-@pytest.mark.parametrize(("work", "warm_up", "replays", "steps"), CAPTURED.values(), ids=CAPTURED)
-def test_replays_of_captured_updates_are_steps(training, instrumented, work, warm_up, replays, steps):
-    training.warm_up(warm_up)
-    graph = training.captured(*work(training))
-    assert instrumented.sessions == (warm_up > 0)
-    for _ in range(replays):
-        graph.replay()
-    assert graph.replays == replays
-    recorded = {"forward_pass": warm_up, "backward_pass": warm_up, "optimizer_step": warm_up, "graph_replay": steps}
-    assert instrumented.counts() == {name: count for name, count in recorded.items() if count}
-    assert instrumented.steps == warm_up + steps
-
-
-def test_a_capture_makes_no_step_and_nothing_in_it_is_counted(training, instrumented):
-    training.warm_up(3)
-    detector = instrumented.context.detector
-    before = detector.backwards, detector.updates
-    training.captured(training.step, training.step, lambda: nn.utils.clip_grad_norm_(training.model.parameters(), 1.0))
-    assert (detector.backwards, detector.updates) == before
-    assert "metrics_computation" not in instrumented.counts()
-    assert instrumented.steps == 3
-
-
-def test_manual_steps_are_not_ended_by_replays(training, instrumented):
-    training.warm_up()
-    instrumented.instrumentation.use_manual_steps()
-    graph = training.captured(training.step)
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts()["graph_replay"] == 4
-    assert instrumented.steps == 3
+@pytest.mark.parametrize(("program", "counts", "steps", "elsewhere"), PROGRAMS.values(), ids=PROGRAMS)
+def test_replays_of_captured_updates_are_steps(training, instrumented, program, counts, steps, elsewhere):
+    instrumented.loaders = LoaderRegistry()
+    made = Program(training)
+    made.make(events_of(program))
+    assert made.replays == sum(graph.replays for graph in made.graphs.values())
+    found = [f"{LETTERS.get(name, name)}{count}" for name, count in instrumented.counts().items()]
+    assert (" ".join(found), instrumented.steps) == (counts, steps)
+    assert instrumented.context.updates_on_other_threads == elsewhere
+    assert instrumented.context.training_thread.busy_with == FREE
 
 
 def test_the_time_of_a_replay_is_that_of_its_section(training, instrumented, graph_class):
@@ -164,43 +256,6 @@ def test_the_time_of_a_replay_is_that_of_its_section(training, instrumented, gra
     names = {name: id for id, name in instrumented.run.names.names.items()}
     total_ns = instrumented.run.totals().sections.total_ns[names["graph_replay"]]
     assert 1e9 <= total_ns < 1.001e9
-
-
-def test_passes_over_a_loader_with_replays_alone_are_training(training, instrumented):
-    instrumented.loaders = LoaderRegistry()
-    training.warm_up()
-    graph = training.captured(training.step)
-    static = torch.zeros(2, 2)
-    for _ in range(3):
-        for (inputs,) in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2):
-            static.copy_(inputs)
-            graph.replay()
-    counts = instrumented.counts()
-    assert (counts["data_loading"], counts["graph_replay"]) == (12, 12)
-    assert "validation_epoch" not in counts
-    assert instrumented.steps == 3 + 12
-
-
-def test_gradients_that_are_accumulated_by_replays_end_no_step(training, instrumented):
-    training.warm_up()
-    compute, update = training.captured(training.compute), training.captured(training.optimizer.step)
-    for _ in range(4):
-        for _ in range(2):
-            compute.replay()
-        update.replay()
-    assert instrumented.counts()["graph_replay"] == 12
-    assert instrumented.steps == 3 + 4
-
-
-def test_an_update_after_the_replay_of_gradients_ends_the_step(training, instrumented):
-    training.warm_up()
-    compute = training.captured(training.compute)
-    for _ in range(4):
-        compute.replay()
-        training.optimizer.step()
-    counts = instrumented.counts()
-    assert (counts["graph_replay"], counts["optimizer_step"], counts["backward_pass"]) == (4, 7, 3)
-    assert instrumented.steps == 3 + 4
 
 
 def test_an_update_inside_another_is_a_part_of_it(training, instrumented):
@@ -232,22 +287,6 @@ def test_an_optimizer_whose_step_is_a_replay_ends_one_step(training, instrumente
     assert "graph_replay" not in counts
 
 
-def test_replays_count_after_an_update_that_raised(training, instrumented):
-    class Failing(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:
-            raise MemoryError
-
-    training.warm_up()
-    graph = training.captured(training.step)
-    training.compute()
-    with pytest.raises(MemoryError):
-        Failing(training.model.parameters(), lr=0.1).step()
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts()["graph_replay"] == 4
-    assert instrumented.steps == 3 + 4
-
-
 def test_a_capture_under_way_when_the_profiler_starts_is_left_alone(graph_class):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     graph = graph_class()
@@ -269,113 +308,6 @@ def test_patches_removed_during_a_capture_leave_nothing(graph_class):
     assert graph.replays == 1
 
 
-def on_another_thread(work: Callable[[], object]) -> None:
-    thread = Thread(target=work)
-    thread.start()
-    thread.join()
-
-
-def test_a_graph_of_another_thread_may_be_replayed_in_the_training(training, instrumented):
-    training.warm_up()
-    graphs: list[torch.cuda.CUDAGraph] = []
-    on_another_thread(lambda: graphs.append(training.captured(training.step)))
-    assert instrumented.context.updates_on_other_threads == 0
-    for _ in range(4):
-        graphs[0].replay()
-    assert instrumented.counts()["graph_replay"] == 4
-    assert instrumented.steps == 3 + 4
-
-
-def test_a_capture_on_another_thread_hides_nothing_of_the_training(training, instrumented):
-    training.warm_up()
-    other = Training(instrumented)
-    graph = torch.cuda.CUDAGraph()
-
-    def capture() -> None:
-        with capturing(graph):
-            on_another_thread(other.step)  # the training goes on, here on yet another thread
-            other.optimizer.step()
-
-    on_another_thread(capture)
-    training.warm_up()
-    assert instrumented.context.updates_on_other_threads == 1
-    assert instrumented.counts()["forward_pass"] == 6
-    assert instrumented.steps == 6
-
-
-def test_replays_of_updates_on_another_thread_are_counted_as_updates_there(training, instrumented):
-    training.warm_up()
-    graph, gradients = training.captured(training.step), training.captured(training.compute)
-    on_another_thread(graph.replay)
-    on_another_thread(gradients.replay)
-    assert instrumented.context.updates_on_other_threads == 1
-    assert instrumented.steps == 3
-
-
-def test_a_replay_that_raises_ends_no_step(training, instrumented):
-    training.warm_up()
-    graph = training.captured(training.step)
-    graph.error = RuntimeError("CUDA error")
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        graph.replay()
-    graph.error = None
-    graph.replay()
-    assert instrumented.steps == 3 + 1
-
-
-@pytest.mark.parametrize("fails_at", ["begin", "end"])
-def test_after_a_capture_that_failed_the_training_is_recorded_again(training, instrumented, fails_at):
-    training.warm_up()
-    graph = torch.cuda.CUDAGraph()
-    if fails_at == "end":
-        graph.capture_begin()
-        training.step()
-    graph.error = RuntimeError("capture failed")
-    with pytest.raises(RuntimeError, match="capture failed"):
-        (graph.capture_end if fails_at == "end" else graph.capture_begin)()
-    graph.error = None
-    graph.replay()
-    assert instrumented.steps == 3
-    training.warm_up()
-    assert instrumented.counts()["forward_pass"] == 6
-    assert instrumented.steps == 6
-
-
-def test_a_capture_may_end_on_another_thread(training, instrumented):
-    training.warm_up()
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    training.step()
-    on_another_thread(graph.capture_end)
-    graph.replay()
-    training.warm_up()
-    assert instrumented.counts()["forward_pass"] == 6
-    assert instrumented.steps == 3 + 1 + 3
-
-
-def test_a_graph_is_what_was_captured_last(training, instrumented):
-    training.warm_up()
-    graph = training.captured(training.step)
-    with capturing(graph):
-        training.model(INPUTS)
-    graph.replay()
-    assert instrumented.steps == 3
-    with capturing(graph):
-        training.step()
-    gc.collect()
-    graph.replay()
-    assert instrumented.steps == 3 + 1
-
-
-def test_a_replay_inside_a_capture_is_a_part_of_that_graph(training, instrumented):
-    training.warm_up()
-    inner = training.captured(training.step)
-    outer = training.captured(inner.replay)
-    assert instrumented.steps == 3
-    outer.replay()
-    assert instrumented.steps == 3 + 1
-
-
 def test_graphs_are_forgotten_with_their_last_reference(training, instrumented):
     captures = instrumented.context.captures
     graph = training.captured(training.step)
@@ -384,36 +316,6 @@ def test_graphs_are_forgotten_with_their_last_reference(training, instrumented):
     gc.collect()
     assert captures._training == {}
     assert captures.under_way == {}
-
-
-def test_replays_go_on_as_steps_when_their_optimizer_is_gone(training, instrumented):
-    training.warm_up()
-    graph = training.captured(training.step)
-    graph.replay()
-    del training.optimizer
-    gc.collect()
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts()["graph_replay"] == 5
-    assert instrumented.steps == 3 + 5
-
-
-def test_a_module_that_replays_the_step_makes_no_forward_pass(training, instrumented):
-    graph = training.captured(training.step)
-
-    class Trainer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = training.model
-
-        def forward(self, inputs: torch.Tensor) -> None:
-            graph.replay()
-
-    trainer = Trainer()
-    for _ in range(4):
-        trainer(INPUTS)
-    assert instrumented.counts() == {"graph_replay": 4}
-    assert instrumented.steps == 4
 
 
 class Graphed(torch.autograd.Function):
@@ -441,27 +343,6 @@ def test_graphed_callables_make_no_further_steps_and_sections(training, instrume
     assert instrumented.counts() == {"forward_pass": 4, "backward_pass": 4, "optimizer_step": 4}
     assert (forward.replays, backward.replays) == (4, 4)
     assert instrumented.steps == 4
-
-
-def test_a_graph_that_is_captured_inside_a_forward_pass_leaves_it_one_span(training, instrumented):
-    inner = nn.Linear(2, 2)
-
-    class Capturing(nn.Module):  # as compiled functions do at an early call
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = training.model
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            training.captured(lambda: inner(inputs))
-            return self.model(inner(inputs))
-
-    model = Capturing()
-    for _ in range(3):
-        training.optimizer.zero_grad()
-        model(INPUTS).sum().backward()
-        training.optimizer.step()
-    assert instrumented.counts() == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-    assert instrumented.context.training_thread.busy_with == FREE
 
 
 def test_looking_at_early_steps_ends_with_the_first_replay(training, instrumented):

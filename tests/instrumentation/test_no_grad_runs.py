@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     MAX_FRAMES,
     Callers,
     Purpose,
     purpose_of_name,
 )
-from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +25,6 @@ def without_a_name(call, frames=MAX_FRAMES):
     return without_a_name(call, frames - 1) if frames else call()
 
 
-def collect_rollout(training, model, steps):
-    """Act without gradients; the environment takes a second for each action."""
-    with training.no_grad():
-        for _ in range(steps):
-            model(0)
-            training.spend(1)
-
-
 def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", sys)
     for _ in range(3):
@@ -43,35 +33,6 @@ def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monke
                 model(0)
         training.train(model, range(1), optimizer)
     assert training.finish().counts["rollout"] == 3
-
-
-def test_rollout_too_long_to_be_rewritten_is_still_one(training, optimizer):
-    model = FakeModule(training, seconds=0.25)
-    steps = MAX_PENDING // 4 + 1_000
-    for calls in (4, 4, 4, steps, steps):
-        collect_rollout(training, model, calls)
-        assert len(training.pending.events) < MAX_PENDING
-        training.train(model, range(1), optimizer)
-    stats = training.finish()
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (5, 2 * steps + 12)
-    assert stats.step_s == [9.25] * 3 + [steps * 1.25 + 4.25] * 2
-
-
-def test_data_made_by_very_many_calls_before_the_first_step_is_neither_a_step_nor_an_evaluation(
-    training, model, optimizer
-):
-    def make_data():
-        with training.no_grad():
-            for _ in range(calls):
-                solver(0)
-
-    solver, calls = FakeModule(training, seconds=0.25), MAX_PENDING // 4 + 1_000
-    without_a_name(make_data)
-    training.train(model, range(3), optimizer)
-    stats = training.finish()
-    assert stats.step_s == [6.0] * 3
-    assert stats.counts["forward_without_grad"] == calls
-    assert "validation_epoch" not in stats.counts
 
 
 class Agent(nn.Module):

@@ -5,6 +5,7 @@ import logging
 import random
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,17 +20,19 @@ from training_profiler.model.program import KeptGraphs
 
 STEPS = 40
 METHODS = ("call_begins", "call_ends", "update_ends", "backward_ends")  # shadowed early
+POOL, BATCH, OTHERS = torch.randn(3, 4), torch.randn(8, 4), [torch.randn(3, 4) for _ in range(4)]
+
+
+def layers():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
 class Training:
     """A small model and what its loop does besides the update."""
 
     def __init__(self, instrumented, model=None, trained=None):
-        self.instrumented = instrumented
-        self.model = model or nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.instrumented, self.model, self.losses, self.total = instrumented, model or layers(), [], 0.0
         self.optimizer = torch.optim.SGD((trained or self.model).parameters(), lr=0.1)
-        self.losses = []
-        self.total = 0.0
 
     def run(self, before=None, after=None, again=None, steps=STEPS):
         def loss_of():
@@ -41,19 +44,40 @@ class Training:
 
         return self.instrumented.train(self.optimizer, loss_of, steps, after and (lambda loss: after(self.x, loss)))
 
-
-def without_grad(model):
     @torch.no_grad()
-    def call(x):
-        return model(x).sum()
+    def look(self, x):
+        return self.model(x).sum()
 
-    return call
+    def climb(self, x):
+        self.loss(x).backward()
+
+    def loss(self, x):
+        return self.model(x).square().mean()
+
+    @torch.no_grad()
+    def move(self):
+        for parameter in self.model.parameters():
+            parameter.add_(0.01)
+
+    def move_data(self):
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data + 0.01
+
+    def evolve(self, x):
+        noise, pool = [torch.randn_like(parameter) for parameter in self.model.parameters()], x.clone()
+        for sign in (1, -2):
+            for parameter, each in zip(self.model.parameters(), noise, strict=True):
+                parameter.data.add_(0.01 * sign * each)  # leaves no trace in the parameter
+            self.look(pool)
+
+    def add(self, loss):
+        self.total += loss
 
 
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view(3, 4)])
 def test_the_same_input_is_found_behind_a_view(instrumented, view):
     training = Training(instrumented)
-    facts = training.run(after=lambda x, loss: without_grad(training.model)(view(x)))
+    facts = training.run(after=lambda x, loss: training.look(view(x)))
     assert facts.repeats.calls == facts.repeats.without_grad == facts.repeats.after_update >= 24
     assert facts.repeats.random == 0
     detector = instrumented.instrumentation.context.detector
@@ -98,12 +122,16 @@ class Skipping(nn.Linear):
         return super().forward(x) * (random.random() > 0.5)
 
 
+def dropping():
+    return nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))
+
+
 @pytest.mark.parametrize(
     ("model", "is_random"),
     [
         (nn.Linear(4, 2), False),
         (nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), False),  # running statistics are no switch
-        (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), True),
+        (dropping(), True),
         (Skipping(4, 2), True),  # by random numbers of Python
         (Configured(), False),
     ],
@@ -115,199 +143,44 @@ def test_two_passes_for_one_backward_pass_are_found(instrumented, model, is_rand
     assert (repeats.without_grad, repeats.after_update, repeats.random) == (0, 0, is_random * repeats.calls)
 
 
-def test_samples_of_what_is_random_are_not_taken_for_repeated(instrumented):
-    training = Training(instrumented, nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)))
-    pool = torch.randn(3, 4)
-    assert training.run(after=lambda x, loss: [without_grad(training.model)(pool) for _ in range(3)]).repeats is None
+class Tuned(nn.Module):
+    """A small part of it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.tuned = nn.Linear(4, 2)
+        self.frozen = nn.Sequential(*(nn.Linear(2, 2).requires_grad_(False) for _ in range(8)))
+
+    def forward(self, x):
+        return self.frozen(self.tuned(x))
 
 
-def changed_input(training):
-    def change(x):
-        without_grad(training.model)(x)
-        x.mul_(2)
-
-    return {"before": change}
-
-
-def evaluation(training):
-    def evaluate(x, loss):
-        training.model.eval()
-        without_grad(training.model)(x)
-        training.model.train()
-
-    return {"after": evaluate}
-
-
-@torch.no_grad()
-def move(model):
-    for parameter in model.parameters():
-        parameter.add_(0.01)
-
-
-def move_data(model):
-    for parameter in model.parameters():
-        parameter.data = parameter.data + 0.01
-
-
-def attack(training, how=move):
-    def climb(x):
-        training.model(x).square().mean().backward()
-        how(training.model)
-
-    return {"before": climb}
-
-
-def line_search(training):
-    def search(x):
-        training.model(x).square().mean().backward()
-        for _ in range(3):
-            move(training.model)
-            without_grad(training.model)(x)
-        move(training.model)
-
-    return {"before": search}
-
-
-def evolution(training):
-    def search(x):
-        noise = [torch.randn_like(parameter) for parameter in training.model.parameters()]
-        pool = x.clone()
-        for sign in (1, -2):
-            for parameter, each in zip(training.model.parameters(), noise, strict=True):
-                parameter.data.add_(0.01 * sign * each)  # leaves no trace in the parameter
-            without_grad(training.model)(pool)
-
-    return {"before": search}
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda training: {"again": lambda x: training.model(x + 1)},
-        changed_input,
-        evaluation,
-        attack,
-        lambda training: attack(training, move_data),
-        lambda training: attack(training, lambda model: None),
-        line_search,
-        evolution,
-    ],
-)
-def test_other_calls_are_not_taken_for_repeated_ones(instrumented, program):
-    training = Training(instrumented)
-    assert training.run(**program(training)).repeats is None
-
-
-def test_updates_of_a_small_trained_part_are_seen(instrumented):
-    class Tuned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tuned = nn.Linear(4, 2)
-            self.frozen = nn.ModuleList(nn.Linear(2, 2).requires_grad_(False) for _ in range(8))
-
-        def forward(self, x):
-            x = self.tuned(x)
-            for layer in self.frozen:
-                x = layer(x)
-            return x
-
-    probe = torch.randn(3, 4)
-    training = Training(instrumented, Tuned())
-    assert training.run(before=lambda x: without_grad(training.model)(probe)).repeats is None
-
-
-def test_calls_with_other_keyword_arguments_differ(instrumented):
-    class Coder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 2)
-
-        def forward(self, x, encode=False, decode=False):
-            return self.inner(x) * (1 + encode + 2 * decode)
-
-    training = Training(instrumented, Coder())
-    training.model(torch.randn(3, 4))
-    facts = training.run(again=lambda x: training.model(x, encode=True) + training.model(x, decode=True))
-    assert facts.repeats is None
-
-
-def test_a_generator_that_runs_twice_for_the_same_noise_is_found(instrumented):
-    """Once for the discriminator, without a backward pass through it, and once for its own loss."""
-    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
-    training = Training(instrumented, generator)
-    learns = torch.optim.SGD(discriminator.parameters(), lr=0.1)
-
-    def train_discriminator(x):
-        loss = discriminator(x + 1).mean() - discriminator(generator(x).detach()).mean()
-        learns.zero_grad()
-        loss.backward()
-        learns.step()
-
-    repeats = training.run(before=train_discriminator, steps=40).repeats
-    assert repeats.calls == repeats.steps_with >= 24
-    assert repeats.steps - 1 <= repeats.steps_with <= repeats.steps
-    assert repeats.without_grad == repeats.after_update == repeats.random == 0
-
-
-def through_it(training, x):
-    training.model(x).square().mean().backward()
-
-
-def gradient_alone(training, x):
-    torch.autograd.grad(training.model(x).square().mean(), list(training.model.parameters()))
-
-
-def gradient_of_some(training, x):
-    training.model(x).square().mean().backward(inputs=list(training.model.parameters()))
-
-
-def zeroed_after(training, x):
-    through_it(training, x)
-    training.optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("backward", [through_it, gradient_alone, gradient_of_some, zeroed_after])
-def test_a_graph_that_has_been_used_is_needed_again(instrumented, backward):
-    training = Training(instrumented)
-    other = nn.Linear(4, 1)
-
-    def before(x):
-        backward(training, x)
-        other(x).mean().backward()
-
-    assert training.run(before=before).repeats is None
+class Coder(nn.Linear):
+    def forward(self, x, encode=False, decode=False):
+        return super().forward(x) * (1 + encode + 2 * decode)
 
 
 class Switched(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.mode, self.settings, self.scale = nn.Linear(4, 2), 0, [0], torch.ones(1)
-        self.register_buffer("mask", torch.ones(2))
+        self.inner, self.mode, self.settings, self.scale = nn.Linear(4, 2), 0, [0], torch.zeros(1)
+        self.register_buffer("mask", torch.zeros(2))
 
     def forward(self, x):
         return self.inner(x) * self.scale + self.mask + self.mode + self.settings[0]
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        lambda model, step: setattr(model, "mode", step),
-        lambda model, step: setattr(model, "settings", [step]),
-        lambda model, step: setattr(model, "scale", torch.ones(1) * step),
-        lambda model, step: model.mask.fill_(step),
-    ],
-    ids=["number", "list", "tensor", "buffer"],
-)
-def test_a_module_that_is_switched_between_two_calls_is_not_repeated(instrumented, switch):
-    def again(x):
-        switch(training.model, 1)
-        output = training.model(x)
-        switch(training.model, 0)
-        return output
+SWITCHES = {
+    "number": lambda model, step: setattr(model, "mode", step),
+    "list": lambda model, step: setattr(model, "settings", [step]),
+    "tensor": lambda model, step: setattr(model, "scale", torch.ones(1) * step),
+    "buffer": lambda model, step: model.mask.fill_(step),
+}
 
-    training = Training(instrumented, Switched())
-    switch(training.model, 0)
-    assert training.run(again=again).repeats is None
+
+class Cell:
+    def __init__(self):
+        self.state, self.array = 0.0, np.zeros(1)
 
 
 class Spiking(nn.Module):
@@ -338,22 +211,76 @@ class Spiking(nn.Module):
         return x + state
 
 
-class Cell:
-    def __init__(self):
-        self.state, self.array = 0.0, np.zeros(1)
+STATES = {
+    place: partial(Spiking, place) for place in ("dictionary", "list", "object", "array", "buffer", "assigned twice")
+}
+# After each of these a graph that has been used is needed again.
+BACKWARDS = {
+    "a backward pass": lambda t, x: t.climb(x),
+    "gradients alone": lambda t, x: torch.autograd.grad(t.loss(x), list(t.model.parameters())),
+    "gradients of some": lambda t, x: t.loss(x).backward(inputs=list(t.model.parameters())),
+    "gradients that are zeroed": lambda t, x: (t.climb(x), t.optimizer.zero_grad()),
+}
+OTHER = nn.Linear(4, 1)
 
 
-@pytest.mark.parametrize("place", ["dictionary", "list", "object", "array", "buffer", "assigned twice"])
-def test_a_module_that_keeps_a_state_is_not_repeated(instrumented, place):
-    model = Spiking(place)
-    training = Training(instrumented, model)
-    facts = training.run(again=lambda x: sum(model(x) for _ in range(6)))
-    assert facts.repeats is None
+def before(work):
+    return lambda t: {"before": lambda x: work(t, x)}
 
 
-@pytest.mark.parametrize("place", ["dictionary", "list", "object", "array", "buffer", "assigned twice"])
-def test_parts_for_a_module_that_keeps_a_state_are_not_counted(instrumented, place):
-    assert slices_of(instrumented, Spiking(place), one_by_one) is None
+def switched(switch):
+    return lambda t: {"again": lambda x: (switch(t.model, 1), t.model(x), switch(t.model, 0))[1]}
+
+
+SILENT = {
+    "random outputs for a pool": (dropping, lambda t: {"after": lambda x, loss: [t.look(POOL) for _ in range(3)]}),
+    "another input": (layers, lambda t: {"again": lambda x: t.model(x + 1)}),
+    "an input that changes": (layers, before(lambda t, x: (t.look(x), x.mul_(2)))),
+    "an evaluation": (layers, lambda t: {"after": lambda x, loss: (t.model.eval(), t.look(x), t.model.train())}),
+    "an attack": (layers, before(lambda t, x: (t.climb(x), t.move()))),
+    "an attack by new data": (layers, before(lambda t, x: (t.climb(x), t.move_data()))),
+    "two backward passes": (layers, before(lambda t, x: t.climb(x))),
+    "a line search": (layers, before(lambda t, x: (t.climb(x), [(t.move(), t.look(x)) for _ in "123"], t.move()))),
+    "evolution": (layers, before(lambda t, x: t.evolve(x))),
+    "a small trained part": (Tuned, before(lambda t, x: t.look(POOL))),
+    "other keyword arguments": (
+        partial(Coder, 4, 2),
+        lambda t: (t.model(POOL), {"again": lambda x: t.model(x, encode=True) + t.model(x, decode=True)})[1],
+    ),
+    **{
+        name: (layers, before(lambda t, x, work=work: (work(t, x), OTHER(x).mean().backward())))
+        for name, work in BACKWARDS.items()
+    },
+    **{f"a switched {name}": (Switched, switched(switch)) for name, switch in SWITCHES.items()},
+    **{
+        f"a state in {place}": (make, lambda t: {"again": lambda x: sum(t.model(x) for _ in range(6))})
+        for place, make in STATES.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("make", "program"), SILENT.values(), ids=SILENT)
+def test_other_calls_are_not_taken_for_repeated_ones(instrumented, make, program):
+    training = Training(instrumented, make())
+    assert training.run(**program(training)).repeats is None
+
+
+def test_a_generator_that_runs_twice_for_the_same_noise_is_found(instrumented):
+    """Once for the discriminator, without a backward pass through it, and once for its own loss."""
+    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+    training = Training(instrumented, generator)
+    learns = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+
+    def train_discriminator(x):
+        loss = discriminator(x + 1).mean() - discriminator(generator(x).detach()).mean()
+        learns.zero_grad()
+        loss.backward()
+        learns.step()
+
+    repeats = training.run(before=train_discriminator).repeats
+    assert repeats.calls == repeats.steps_with >= 24
+    assert repeats.steps - 1 <= repeats.steps_with <= repeats.steps
+    assert repeats.without_grad == repeats.after_update == repeats.random == 0
 
 
 def test_the_look_at_a_call_is_in_no_forward_pass(instrumented, monkeypatch):
@@ -385,37 +312,15 @@ class OfManyInputs(nn.Linear):
 
 @pytest.mark.parametrize(("is_first", "is_repeated"), [(True, True), (False, False)])
 def test_inputs_of_many_tensors_and_flags_are_compared(instrumented, is_first, is_repeated):
-    others = [torch.randn(3, 4) for _ in range(4)]
     model = OfManyInputs(4, 2)
     training = Training(instrumented, nn.Identity(), model)
-    again = lambda x: model(Batch([x, *others])) + model(Batch([x, *others], is_first))  # noqa: E731
+    again = lambda x: model(Batch([x, *OTHERS])) + model(Batch([x, *OTHERS], is_first))  # noqa: E731
     repeats = training.run(again=lambda x: again(x).mean()).repeats
     assert (repeats is not None and repeats.calls >= 24) == is_repeated
 
 
-def one_by_one(model, x):
-    return torch.cat([model(x[i : i + 1]) for i in range(len(x))])
-
-
-def two_by_two(model, x):
-    return torch.cat([model(x[i : i + 2]) for i in range(0, len(x), 2)])
-
-
-def in_chunks(model, x):
-    return torch.cat([model(part) for part in x.chunk(2)])
-
-
-@pytest.mark.parametrize(("way", "calls", "rows"), [(one_by_one, 8, 1.0), (two_by_two, 4, 2.0), (in_chunks, 2, 4.0)])
-def test_calls_with_parts_of_a_batch_are_counted(instrumented, way, calls, rows):
-    slices = slices_of(instrumented, nn.Linear(4, 2), way)
-    assert (slices.rows, slices.of_rows) == (rows, 8)
-    assert calls * (slices.steps - 1) <= slices.slices <= calls * slices.steps
-
-
-def slices_of(instrumented, model, way):
-    training = Training(instrumented, nn.Identity(), model)
-    batch = torch.randn(8, 4)
-    return training.run(again=lambda x: way(model, batch).mean()).slices
+def parts(rows):
+    return lambda model, x: torch.cat([model(x[i : i + rows]) for i in range(0, len(x), rows)])
 
 
 class Remembering(nn.Linear):
@@ -426,36 +331,10 @@ class Remembering(nn.Linear):
         return self.state
 
 
-def forgetting(model, x):
-    model.state = 0.0
-    return one_by_one(model, x)
-
-
-def moments(model, x):
-    return torch.stack([model(each) for each in x])
-
-
-def some_rows(model, x):
-    return torch.cat([model(x[i : i + 1]) for i in (0, 2, 3, 5, 6)])
-
-
-def next_rows(model, x):
-    model.at = at = getattr(model, "at", 0) + 2
-    return torch.cat([model(x[(at + i) % 8 :][:1]) for i in range(2)])
-
-
 class Recurrent(nn.Linear):
     def forward(self, x, state=None):
         hidden = torch.tanh(super().forward(x) + (0.0 if state is None else state["hidden"]))
         return hidden, {"hidden": hidden}
-
-
-def unrolled_with_state(model, x):
-    outputs, state = [], None
-    for i in range(len(x)):
-        output, state = model(x[i : i + 1], state)
-        outputs.append(output)
-    return torch.cat(outputs)
 
 
 class Caching(nn.Linear):
@@ -468,68 +347,78 @@ class Caching(nn.Linear):
         return torch.tanh(super().forward(x)) + sum(self.cache)
 
 
-def with_new_cache(model, x):
-    model.cache.clear()
-    return one_by_one(model, x)
+def next_rows(model, x):
+    model.at = at = getattr(model, "at", 0) + 2
+    return torch.cat([model(x[(at + i) % 8 :][:1]) for i in range(2)])
 
 
-def of_two_models(model, x):
-    return model[0](x[:4]) + model[1](x[4:])
+def unrolled_with_state(model, x):
+    outputs, state = [], None
+    for i in range(len(x)):
+        output, state = model(x[i : i + 1], state)
+        outputs.append(output)
+    return torch.cat(outputs)
 
 
-@pytest.mark.parametrize(
-    ("model", "way"),
-    [
-        (Remembering(4, 2), forgetting),
-        (Recurrent(4, 2), unrolled_with_state),
-        (Caching(4, 2), with_new_cache),
-        (nn.Linear(4, 2), moments),
-        (nn.Linear(4, 2), some_rows),
-        (nn.Linear(4, 2), next_rows),
-        (nn.Sequential(nn.Linear(4, 2), nn.Linear(4, 2)), of_two_models),
-        (nn.Linear(4, 2), lambda model, x: one_by_one(model, x) + 2 * model(x) + 3 * model(x + 1)),
-    ],
-)
-def test_parts_that_cannot_be_put_together_are_not_counted(instrumented, model, way):
-    assert slices_of(instrumented, model, way) is None
+ONE_BY_ONE = parts(1)
+# A model, how it gets a batch of 8 rows, and how many calls it makes with how many rows if they can be put together.
+SLICES = {
+    "one by one": (nn.Linear(4, 2), ONE_BY_ONE, (8, 1.0)),
+    "two by two": (nn.Linear(4, 2), parts(2), (4, 2.0)),
+    "in chunks": (nn.Linear(4, 2), lambda model, x: torch.cat([model(part) for part in x.chunk(2)]), (2, 4.0)),
+    "a state that is reset": (
+        Remembering(4, 2),
+        lambda model, x: (setattr(model, "state", 0.0), ONE_BY_ONE(model, x))[1],
+        None,
+    ),
+    "a state that is passed on": (Recurrent(4, 2), unrolled_with_state, None),
+    "a new cache": (Caching(4, 2), lambda model, x: (model.cache.clear(), ONE_BY_ONE(model, x))[1], None),
+    "moments": (nn.Linear(4, 2), lambda model, x: torch.stack([model(each) for each in x]), None),
+    "some rows": (nn.Linear(4, 2), lambda model, x: torch.cat([model(x[i : i + 1]) for i in (0, 2, 3, 5, 6)]), None),
+    "next rows": (nn.Linear(4, 2), next_rows, None),
+    "of two models": (
+        nn.Sequential(nn.Linear(4, 2), nn.Linear(4, 2)),
+        lambda model, x: model[0](x[:4]) + model[1](x[4:]),
+        None,
+    ),
+    "all of it as well": (
+        nn.Linear(4, 2),
+        lambda model, x: ONE_BY_ONE(model, x) + 2 * model(x) + 3 * model(x + 1),
+        None,
+    ),
+    **{f"a state in {place}": (make(), ONE_BY_ONE, None) for place, make in STATES.items()},
+}
 
 
-def keep(training):
-    return {"after": lambda x, loss: training.losses.append(loss)}
+@pytest.mark.parametrize(("model", "way", "found"), SLICES.values(), ids=SLICES)
+def test_calls_with_parts_of_a_batch_that_can_be_put_together_are_counted(instrumented, model, way, found):
+    slices = Training(instrumented, nn.Identity(), model).run(again=lambda x: way(model, BATCH).mean()).slices
+    assert (slices is None) == (found is None)
+    if found is not None:
+        calls, rows = found
+        assert (slices.rows, slices.of_rows) == (rows, 8)
+        assert calls * (slices.steps - 1) <= slices.slices <= calls * slices.steps
 
 
-def add_up(training):
-    def add(x, loss):
-        training.total += loss
-
-    return {"after": add}
+def step_others(training):
+    others = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(10)]
+    return lambda x, loss: (setattr(training, "losses", [loss]), [other.step() for other in others])
 
 
-def keep_values(training):
-    return {"after": lambda x, loss: training.losses.append(loss.detach())}
+KEPT = {
+    "losses": (lambda t: lambda x, loss: t.losses.append(loss), 16),
+    "a sum": (lambda t: lambda x, loss: t.add(loss), 16),
+    "values": (lambda t: lambda x, loss: t.losses.append(loss.detach()), 0),
+    "some": (lambda t: lambda x, loss: t.losses.append(loss) or t.losses.__delitem__(slice(None, -4)), 0),
+    "a loss until the next step, of several optimizers": (step_others, 0),
+}
 
 
-def keep_some(training):
-    return {"after": lambda x, loss: training.losses.append(loss) or training.losses.__delitem__(slice(None, -4))}
-
-
-@pytest.mark.parametrize(("program", "kept"), [(keep, 16), (add_up, 16), (keep_values, 0), (keep_some, 0)])
+@pytest.mark.parametrize(("program", "kept"), KEPT.values(), ids=KEPT)
 def test_kept_graphs_are_counted(instrumented, program, kept):
     training = Training(instrumented)
-    graphs = training.run(**program(training), steps=40).graphs
+    graphs = training.run(after=program(training)).graphs
     assert graphs == KeptGraphs(16, kept, 8, graphs.place, graphs.backward)
-
-
-def test_of_several_optimizers_one_counts(instrumented):
-    training = Training(instrumented)
-    others = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(10)]
-
-    def step_others(x, loss):
-        training.losses = [loss]  # until the next step
-        for other in others:
-            other.step()
-
-    assert training.run(after=step_others, steps=40).graphs.kept == 0
 
 
 def test_parameters_can_be_swapped_while_calls_are_compared(instrumented):
@@ -546,7 +435,7 @@ def test_parameters_can_be_swapped_while_calls_are_compared(instrumented):
 def test_comparing_calls_ends_after_a_time(instrumented, monkeypatch):
     monkeypatch.setattr(early_steps, "MOST_NS", 0)
     training = Training(instrumented)
-    assert training.run(after=lambda x, loss: without_grad(training.model)(x)).repeats is None
+    assert training.run(after=lambda x, loss: training.look(x)).repeats is None
 
 
 def test_modules_are_looked_through_once(instrumented, monkeypatch):

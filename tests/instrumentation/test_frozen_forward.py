@@ -33,23 +33,31 @@ class Training:
         self.back, self.head = layers(), layers()
         self.trained = [*self.head.parameters()]
 
-    def run(self, forward, data=DATA, after=None):
+    def run(self, forward, data=DATA, after=None, batches=None):
         optimizer = torch.optim.SGD(self.trained, lr=0.1)
-        loader = DataLoader(data, batch_size=2, shuffle=True)
         for _ in range(EPOCHS):
-            for (x,) in loader:
+            for (x,) in batches or DataLoader(data, batch_size=2, shuffle=True):
                 loss = forward(x).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 if after is not None:
-                    after()
+                    after(self)
                 self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        assert not torch.nn.modules.module._global_forward_hooks
+        assert not torch.nn.modules.module._global_forward_pre_hooks
         return self.instrumented.instrumentation.program_facts().frozen
 
     def without_grad(self, x):
         with torch.no_grad():
             return self.back(x)
+
+    def fed(self, x):
+        return self.head(self.without_grad(x))
+
+    def is_about_to_end(self):
+        """Return whether the steps that are looked at are long over."""
+        return self.instrumented.steps == BATCHES * EPOCHS - 2
 
 
 @pytest.fixture
@@ -58,18 +66,23 @@ def training(instrumented):
     return Training(instrumented)
 
 
-def test_a_backbone_without_gradients_is_found(training):
-    facts = training.run(lambda x: training.head(training.without_grad(x)))
+def test_a_backbone_without_gradients_is_found_and_nothing_of_the_program_kept(training):
+    facts = training.run(training.fed)
     assert (facts.module, facts.modules, facts.has_grad) == ("Sequential", 1, False)
     assert 0 < facts.part < 1
     assert 0 < facts.seconds < 10  # of under a millisecond, on a busy machine
     assert facts.batches > 15
+    early_steps = training.instrumented.instrumentation.early_steps
+    assert not early_steps._frozen._known
+    assert not early_steps._frozen._clean
+    assert early_steps._open is None
 
 
 def test_a_backbone_whose_parameters_need_no_gradient_is_found_also_if_the_optimizer_has_them(training):
     training.back.requires_grad_(False)
     training.trained += training.back.parameters()
-    facts = training.run(lambda x: training.head(training.back(x)))
+    with torch.device("cpu"):  # a default device is not a watcher
+        facts = training.run(lambda x: training.head(training.back(x)))
     assert (facts.module, facts.has_grad) == ("Sequential", True)
 
 
@@ -78,23 +91,17 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def profiler():
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+CPU = torch.profiler.ProfilerActivity.CPU
 
 
-@pytest.mark.parametrize("watch", [Counting, BaseTorchFunctionMode, profiler])
+@pytest.mark.parametrize("watch", [Counting, BaseTorchFunctionMode, lambda: torch.profiler.profile(activities=[CPU])])
 def test_a_profiler_or_mode_of_the_program_sees_nothing_of_the_looking(training, watch, monkeypatch):
     looked_at = []
     for name in ("generator_state", "first_values"):
         monkeypatch.setattr(frozen_forward, name, lambda *values: looked_at.append(values))
     with watch():
-        assert training.run(lambda x: training.head(training.without_grad(x))) is None
+        assert training.run(training.fed) is None
     assert not looked_at
-
-
-def test_a_default_device_is_not_a_watcher(training):
-    with torch.device("cpu"):
-        assert training.run(lambda x: training.head(training.without_grad(x))) is not None
 
 
 class Whole(nn.Module):
@@ -106,14 +113,11 @@ class Whole(nn.Module):
         return self.head(self.between(self.first(x)))
 
 
-def test_the_frozen_layers_of_a_model_are_found_and_no_hook_stays(training):
+def test_the_frozen_layers_of_a_model_are_found(training):
     training.back.requires_grad_(False)
-    model = Whole(training.back, training.head)
-    facts = training.run(model)
+    facts = training.run(Whole(training.back, training.head))
     assert (facts.module, facts.modules) == ("first of Whole", 1)
     assert 0 < facts.part < 1
-    assert not torch.nn.modules.module._global_forward_hooks
-    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_frozen_layers_in_a_row_are_counted(training, monkeypatch):
@@ -131,13 +135,6 @@ class Detached(Whole):
     def forward(self, x):
         x = self.head(x)
         return x + self.first(x.detach())
-
-
-@pytest.mark.parametrize("kind", [nn.Sequential, Detached])
-def test_layers_behind_a_trained_one_are_not_frozen(training, kind):
-    training.back.requires_grad_(False)
-    model = kind(training.back, training.head) if kind is Detached else kind(training.head, training.back)
-    assert training.run(model) is None
 
 
 class Blocks(nn.Module):
@@ -161,141 +158,124 @@ def test_layers_behind_statistics_of_the_batch_do_not_count(training, uses_own, 
     assert training.run(model).modules == count
 
 
-def test_no_hook_stays_after_an_error(training):
-    training.back.requires_grad_(False)
-    model = Whole(training.back, training.head, lambda x: 1 / 0)
-
-    def forward(x):
-        with contextlib.suppress(ZeroDivisionError):
-            model(x)
-        assert not torch.nn.modules.module._global_forward_hooks
-        return training.head(x)
-
-    assert training.run(forward) is None
-
-
-def test_compiled_models_get_no_hooks(training):
-    training.back.requires_grad_(False)
-    training.head._compiled_call_impl = training.head._call_impl  # as of nn.Module.compile
-    model = Whole(training.back, training.head)
-    assert training.run(model) is None
-
-
-def test_layers_behind_random_numbers_are_not_frozen(training):
-    training.back.requires_grad_(False)
-    noisy = Whole(nn.Flatten(), training.back, lambda x: x + torch.randn_like(x))
-    assert training.run(lambda x: nn.Sequential(noisy, training.head)(x)) is None
-
-
 def test_a_teacher_after_its_student_has_the_same_input(training):
     student = layers(nn.Dropout(0.1))
     training.trained = [*student.parameters()]
     assert training.run(lambda x: student(x) - training.without_grad(x)) is not None
 
 
-def trained_input(training):
+def input_without_its_graph(t, x):
+    made = t.head(x)
+    return made * t.without_grad(made.detach())
+
+
+def only_in_evaluation(t, x):
+    for (other,) in DataLoader(DATA, batch_size=20):
+        t.without_grad(other)
+    return t.head(x)
+
+
+def an_error(t, x):
+    with contextlib.suppress(ZeroDivisionError):
+        Whole(t.back, t.head, lambda x: 1 / 0)(x)
+    assert not torch.nn.modules.module._global_forward_hooks
+    return t.head(x)
+
+
+def frozen_for_a_moment(t, x):
+    t.back.requires_grad_(True)
+    t.of_back.zero_grad()
+    t.back(x).mean().backward()
+    t.of_back.step()
+    t.back.requires_grad_(False)
+    return t.head(x) + t.back(x)
+
+
+def learned_prompt(t):
+    t.prompt = nn.Parameter(torch.zeros(4))
+    t.trained.append(t.prompt)
+
+
+def many(t):
+    t.models = [layers() for _ in range(MOST_MODULES)]
+    t.trained = [parameter for model in t.models for parameter in model.parameters()]
+
+
+def compiled(t):
+    t.head._compiled_call_impl = t.head._call_impl  # as of nn.Module.compile
+
+
+def noisy(x):
+    return x + torch.randn_like(x)
+
+
+MADE = torch.randn(2, 4)
+# What is set before, and how a batch is computed; the parameters of the backbone need no gradient.
+OTHERS = {
+    "a trained input": (None, lambda t, x: t.back(t.head(x))),
+    "an input without its graph": (None, input_without_its_graph),
+    "noise": (None, lambda t, x: t.fed(noisy(x))),
+    "dropout": (lambda t: setattr(t, "back", layers(nn.Dropout(0.5))), lambda t, x: t.fed(x)),
+    "statistics of the batch": (lambda t: setattr(t, "back", layers(nn.BatchNorm1d(16))), lambda t, x: t.fed(x)),
+    "a learned prompt": (learned_prompt, lambda t, x: t.head(t.back(x + t.prompt))),
+    "own inputs": (None, lambda t, x: t.fed(MADE + torch.randn(1))),
+    "only in evaluation": (None, only_in_evaluation),
+    "many modules": (many, lambda t, x: sum(model(x) for model in t.models)),
+    "layers behind random numbers": (
+        lambda t: setattr(t, "model", nn.Sequential(Whole(nn.Flatten(), t.back, noisy), t.head)),
+        lambda t, x: t.model(x),
+    ),
+    "layers behind a trained one": (
+        lambda t: setattr(t, "model", nn.Sequential(t.head, t.back)),
+        lambda t, x: t.model(x),
+    ),
+    "a detached output of a trained one": (
+        lambda t: setattr(t, "model", Detached(t.back, t.head)),
+        lambda t, x: t.model(x),
+    ),
+    "an error": (None, an_error),
+    "compiled models, which get no hooks": (
+        lambda t: (compiled(t), setattr(t, "model", Whole(t.back, t.head))),
+        lambda t, x: t.model(x),
+    ),
+    "a discriminator that is frozen for a moment": (
+        lambda t: setattr(t, "of_back", torch.optim.SGD(t.back.parameters(), lr=0.1)),
+        frozen_for_a_moment,
+    ),
+}
+
+
+@pytest.mark.parametrize(("prepare", "forward"), OTHERS.values(), ids=OTHERS)
+def test_what_depends_on_more_than_the_batch_is_not_found(training, prepare, forward):
     training.back.requires_grad_(False)
-    return lambda x: training.back(training.head(x))
-
-
-def input_without_its_graph(training):
-    def forward(x):
-        made = training.head(x)
-        return made * training.without_grad(made.detach())
-
-    return forward
-
-
-def noise(training):
-    return lambda x: training.head(training.without_grad(x + torch.randn_like(x)))
-
-
-def dropout(training):
-    training.back = layers(nn.Dropout(0.5))
-    return lambda x: training.head(training.without_grad(x))
-
-
-def statistics_of_the_batch(training):
-    training.back = layers(nn.BatchNorm1d(16))
-    return lambda x: training.head(training.without_grad(x))
-
-
-def learned_prompt(training):
-    training.back.requires_grad_(False)
-    prompt = nn.Parameter(torch.zeros(4))
-    training.trained.append(prompt)
-    return lambda x: training.head(training.back(x + prompt))
-
-
-def own_inputs(training):
-    made = torch.randn(2, 4)
-    return lambda x: training.head(training.without_grad(made + torch.randn(1)))
-
-
-def only_in_evaluation(training):
-    def forward(x):
-        with torch.no_grad():
-            for (other,) in DataLoader(DATA, batch_size=20):
-                training.back(other)
-        return training.head(x)
-
-    return forward
-
-
-def many(training):
-    models = [layers() for _ in range(MOST_MODULES)]
-    training.trained = [parameter for model in models for parameter in model.parameters()]
-    return lambda x: sum(model(x) for model in models)
-
-
-OTHERS = (trained_input, input_without_its_graph, noise, dropout, statistics_of_the_batch)
-
-
-@pytest.mark.parametrize("other", [*OTHERS, learned_prompt, own_inputs, only_in_evaluation, many])
-def test_what_depends_on_more_than_the_batch_is_not_found(training, other):
-    assert training.run(other(training)) is None
+    if prepare is not None:
+        prepare(training)
+    assert training.run(lambda x: forward(training, x)) is None
 
 
 @torch.no_grad()
-def average(training):
-    for own, trained in zip(training.back.parameters(), training.head.parameters(), strict=True):
+def average(t):
+    for own, trained in zip(t.back.parameters(), t.head.parameters(), strict=True):
         own.lerp_(trained, 0.1)
 
 
-def average_of_data(training):
-    for own, trained in zip(training.back.parameters(), training.head.parameters(), strict=True):
+def average_of_data(t):
+    for own, trained in zip(t.back.parameters(), t.head.parameters(), strict=True):
         own.data.mul_(0.9).add_(trained.data, alpha=0.1)
 
 
-def rarely(training):
-    if training.instrumented.steps == BATCHES * EPOCHS - 2:  # long after the steps that are looked at
-        training.back.load_state_dict(training.head.state_dict())
+CHANGES = {
+    "an average": average,
+    "an average of data": average_of_data,
+    "loaded rarely": lambda t: t.is_about_to_end() and t.back.load_state_dict(t.head.state_dict()),
+    "trained later": lambda t: t.is_about_to_end() and t.back.requires_grad_(True),
+}
 
 
-def layers_that_are_trained_later(training):
-    if training.instrumented.steps == BATCHES * EPOCHS - 2:
-        training.back.requires_grad_(True)
-
-
-@pytest.mark.parametrize("after", [average, average_of_data, rarely, layers_that_are_trained_later])
+@pytest.mark.parametrize("after", CHANGES.values(), ids=CHANGES)
 def test_a_module_that_changes_is_not_frozen(training, after):
     training.back.requires_grad_(False)
-    forward = lambda x: training.head(training.back(x))  # noqa: E731
-    assert training.run(forward, after=lambda: after(training)) is None
-
-
-def test_a_discriminator_that_is_frozen_for_a_moment_is_not_found(training):
-    of_head = torch.optim.SGD(training.back.parameters(), lr=0.1)
-
-    def forward(x):
-        training.back.requires_grad_(True)
-        of_head.zero_grad()
-        training.back(x).mean().backward()
-        of_head.step()
-        training.back.requires_grad_(False)
-        return training.head(x) + training.back(x)
-
-    assert training.run(forward) is None
+    assert training.run(lambda x: training.head(training.back(x)), after=after) is None
 
 
 class Made(Dataset):
@@ -309,37 +289,22 @@ class Made(Dataset):
         return (self.add(DATA[index][0]),)
 
 
-OWN_GENERATOR = torch.Generator()
+GENERATOR = torch.Generator()
+ADDED = {
+    "by torch": (lambda x: x + torch.randn(4), True),
+    "by Python": (lambda x: x * random.random(), True),
+    "by a generator": (lambda x: x + torch.randn(4, generator=GENERATOR), True),
+    "nothing random": (lambda x: x + 1, False),
+}
 
 
-def of_a_generator(x):
-    return x + torch.randn(4, generator=OWN_GENERATOR)
-
-
-@pytest.mark.parametrize("add", [lambda x: x + torch.randn(4), lambda x: x * random.random(), of_a_generator])
-def test_augmented_samples_differ_from_epoch_to_epoch(training, add):
-    assert training.run(lambda x: training.head(training.without_grad(x)), Made(add)) is None
-
-
-def test_samples_that_a_function_makes_are_the_same(training):
-    assert training.run(lambda x: training.head(training.without_grad(x)), Made(lambda x: x + 1)) is not None
+@pytest.mark.parametrize(("add", "is_random"), ADDED.values(), ids=ADDED)
+def test_augmented_samples_differ_from_epoch_to_epoch(training, add, is_random):
+    assert (training.run(training.fed, Made(add)) is None) == is_random
 
 
 def test_without_a_loader_nothing_is_known(training):
-    optimizer = torch.optim.SGD(training.trained, lr=0.1)
-    for _ in range(30):
-        training.head(training.without_grad(torch.ones(2, 4))).mean().backward()
-        optimizer.step()
-        training.instrumented.instrumentation.step_ended(training.instrumented.steps, counts_flops=False)
-    assert training.instrumented.instrumentation.program_facts().frozen is None
-
-
-def test_nothing_of_the_program_is_kept(training):
-    training.run(lambda x: training.head(training.without_grad(x)))
-    frozen = training.instrumented.instrumentation.early_steps._frozen
-    assert not frozen._known
-    assert not frozen._clean
-    assert training.instrumented.instrumentation.early_steps._open is None
+    assert training.run(training.fed, batches=[(torch.ones(2, 4),)] * BATCHES) is None
 
 
 PLAIN = TensorDataset(torch.zeros(4, 2))
@@ -360,13 +325,6 @@ class Shifted:
 
     def __getitem__(self, index):
         return index + self.rng.normal()
-
-
-class Never:
-    """Anything of it that is called raises."""
-
-    def __getattribute__(self, name):
-        raise AssertionError
 
 
 class Sampler:
@@ -399,50 +357,32 @@ def tokenizer(dropout):
     return type("Fast", (), {"__module__": "transformers.tokenization", "backend_tokenizer": inner})()
 
 
-DROPPING = tokenizer(0.1)
-
-
-def noisy(x):
-    return x + torch.randn_like(x)
-
-
 def with_noise():
     inner = noisy
     return lambda x: inner(x)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        SimpleNamespace(transform=SimpleNamespace(transforms=[Resize(), RandomCrop()])),
-        Shifted(None),
-        Subset(Shifted(None), [0]),
-        {"transform": noisy},
-        with_noise(),
-        Shifted(None).__getitem__,
-        Sampler(),
-        lambda x: DROPPING.encode(x),
-        Sampler().change,
-        tokenizer(0.1),
-        SimpleNamespace(collate=SimpleNamespace(tokenizer=tokenizer(0.1))),
-    ],
-)
-def test_random_numbers_are_found(value):
-    assert draws_random_numbers(PLAIN, value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(PLAIN, Subset(PLAIN, [0]), SimpleNamespace(transform=Resize()), [Resize()] * 1000, None, partial(len)),
-        *(Initialized(), tokenizer(None)),
-    ],
-)
-def test_plain_samples_are_the_same(value):
-    assert not draws_random_numbers(value)
-
-
-def test_a_loop_ends():
+def looped():
     value = SimpleNamespace()
     value.own = [value] * 3
-    assert not draws_random_numbers(value)
+    return value
+
+
+DROPPING = tokenizer(0.1)
+DRAWS = [
+    SimpleNamespace(transform=SimpleNamespace(transforms=[Resize(), RandomCrop()])),
+    *(Shifted(None), Subset(Shifted(None), [0]), Shifted(None).__getitem__, Sampler(), Sampler().change),
+    *({"transform": noisy}, with_noise(), lambda x: DROPPING.encode(x)),
+    *(DROPPING, SimpleNamespace(collate=SimpleNamespace(tokenizer=DROPPING))),
+]
+DRAWS_NOT = [
+    *(PLAIN, Subset(PLAIN, [0]), SimpleNamespace(transform=Resize()), [Resize()] * 1000, None, partial(len)),
+    *(Initialized(), tokenizer(None), looped()),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "draws"), [*((value, True) for value in DRAWS), *((value, False) for value in DRAWS_NOT)]
+)
+def test_random_numbers_are_found_by_names(value, draws):
+    assert draws_random_numbers(*[PLAIN] * draws, value) is draws

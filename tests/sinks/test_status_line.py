@@ -52,44 +52,35 @@ def status(terminal: Terminal) -> Iterator[StatusLine]:
     line.stop()
 
 
-def test_status_is_rewritten_in_place(terminal: Terminal, status: StatusLine) -> None:
-    status.show("step 10, slow")
-    status.show("step 11")
-    assert terminal.screen() == ["step 11"]
+# Writes of the program, and "~" before a status; the lines of the screen.
+SCREENS = {
+    "rewritten in place": (["~step 10, slow", "~step 11"], ["step 11"]),
+    "lines of the program take its place": (["loss 2\n", "~a long line", "loss 1\n"], ["loss 2", "loss 1", ""]),
+    "and the next one follows": (["~next", "loss 0\n", "~last", "more\n", "~end"], ["loss 0", "more", "end"]),
+    "not in an unfinished line": (["epoch 1:", "~status", " done\n", "~status"], ["epoch 1: done", "status"]),
+    "a line that returns": (["\r1 %", "~status", "\r50 %", "~status", "\r100 %", "~status"], ["100 %"]),
+}
 
 
-def test_lines_of_the_program_take_the_place_of_the_status(terminal: Terminal, status: StatusLine) -> None:
-    terminal.stream.write("loss 2\n")
-    status.show("a long status line")
-    terminal.stream.write("loss 1\n")
-    assert terminal.screen() == ["loss 2", "loss 1", ""]
-    status.show("next")
-    terminal.stream.write("loss 0\n")
-    status.show("last")
-    terminal.stream.buffer.write(b"bytes\n")
-    terminal.stream.buffer.flush()
-    status.show("end")
-    assert terminal.screen() == ["loss 0", "bytes", "end"]
+@pytest.mark.parametrize("is_binary", [False, True])
+@pytest.mark.parametrize(("writes", "lines"), SCREENS.values(), ids=SCREENS)
+def test_the_status_is_below_what_the_program_writes(
+    terminal: Terminal, status: StatusLine, writes: list[str], lines: list[str], is_binary: bool
+) -> None:
+    for text in writes:
+        if text.startswith("~"):
+            status.show(text[1:])
+        else:
+            terminal.stream.buffer.write(text.encode()) if is_binary else terminal.stream.write(text)
+            terminal.stream.flush()
+    assert terminal.screen() == lines
 
 
-def test_nothing_is_drawn_into_an_unfinished_line(terminal: Terminal, status: StatusLine) -> None:
-    terminal.stream.write("epoch 1:")
-    terminal.stream.flush()
-    status.show("status")
-    terminal.stream.write(" done\n")
-    status.show("status")
-    assert terminal.screen() == ["epoch 1: done", "status"]
-
-
-def test_progress_bars_and_returned_lines_stay(terminal: Terminal, status: StatusLine) -> None:
+def test_progress_bars_stay(terminal: Terminal, status: StatusLine) -> None:
     tqdm = pytest.importorskip("tqdm")
     for _ in tqdm.tqdm(range(3), file=terminal.stream, mininterval=0, ascii=True, ncols=40, bar_format="{n}/{total}"):
         status.show("status")
-    for percent in (1, 50, 100):
-        terminal.stream.write(f"\r{percent} %")
-        terminal.stream.flush()
-        status.show("status")
-    assert terminal.screen() == ["3/3", "100 %"]
+    assert terminal.screen() == ["3/3", ""]
 
 
 def test_end_leaves_no_trace(terminal: Terminal) -> None:

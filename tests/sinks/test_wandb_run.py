@@ -71,48 +71,34 @@ def row(step):
     return MetricRow(step, 0.0, {"profiling/mfu": step / 100})
 
 
-def ours(step):
-    return {"profiling/mfu": step / 100, "profiling/step": step}
+# The user begins a run, logs a loss and ends it; rows of ours; whether there is a run, and the rows of W&B.
+ROWS = {
+    "the next row of the user carries the newest": ("begin yes loss 50 60 loss end", "0: loss, 1: loss 60"),
+    "committed at the end if the user logs nothing": ("begin yes 50 100 rows=0 end", "0: 50, 1: 100"),
+    "held until a run begins": ("no 50 begin yes nothing end", "0: 50"),
+    "an ended run gets none": ("begin yes end no 50", ""),
+}
 
 
-def test_next_row_of_the_user_carries_the_newest_metrics(wandb, sink):
-    wandb.run = run = Run()
-    assert sink.poll()
-    run.log({"loss": 1})
-    sink.write([row(50)])
-    sink.write([row(60)])
-    run.log({"loss": 2})
-    run.finish()
-    assert run.rows == [(0, {"loss": 1}), (1, {"loss": 2, **ours(60)})]
-
-
-def test_rows_are_committed_at_the_end_if_the_user_logs_nothing(wandb, sink):
-    wandb.run = run = Run()
-    sink.poll()
-    sink.write([row(50)])
-    sink.write([row(100)])
-    assert run.rows == []
-    run.finish()
-    assert run.rows == [(0, ours(50)), (1, ours(100))]
-
-
-def test_rows_are_held_until_a_run_begins(wandb, sink):
-    assert not sink.poll()
-    sink.write([row(50)])
-    wandb.run = run = Run()
-    assert sink.poll()
-    sink.write([])
-    run.finish()
-    assert run.rows == [(0, ours(50))]
-
-
-def test_ended_run_gets_no_rows(wandb, sink):
-    wandb.run = run = Run()
-    sink.poll()
-    run.finish()
-    assert not sink.poll()
-    sink.write([row(50)])
-    assert run.rows == []
+@pytest.mark.parametrize(("events", "rows"), ROWS.values(), ids=ROWS)
+def test_no_row_is_lost_or_doubled(wandb, sink, events, rows):
+    run = Run()
+    do = {
+        "begin": lambda: setattr(wandb, "run", run),
+        "loss": lambda: run.log({"loss": 1}),
+        "end": run.finish,
+        "nothing": lambda: sink.write([]),
+    }
+    for event in events.split():
+        if event in ("yes", "no"):
+            assert sink.poll() == (event == "yes")
+        elif event == "rows=0":
+            assert run.rows == []
+        else:
+            do.get(event, lambda event=event: sink.write([row(int(event))]))()
+    assert all(metrics.get("profiling/mfu", 0) == metrics.get("profiling/step", 0) / 100 for _, metrics in run.rows)
+    found = [(number, [*["loss"] * ("loss" in metrics), metrics.get("profiling/step")]) for number, metrics in run.rows]
+    assert ", ".join(f"{number}: {' '.join(str(each) for each in words if each)}" for number, words in found) == rows
 
 
 class Artifact:

@@ -30,45 +30,37 @@ def test_single_samples_are_counted_by_batch() -> None:
     assert (facts.rows, facts.elements, facts.training_rows, facts.training_elements) == (6 / 5, 6, 64, 4)
 
 
-def test_passes_with_many_rows_are_no_facts() -> None:
-    assert evaluated([64], [64]).facts() is None
+IDS = torch.zeros(2, 8)
+# Inputs of one more pass; the rows and elements that count, if they are few.
+INPUTS = {
+    "the largest tensor of a dictionary": (({"ids": IDS, "mask": torch.zeros(2)},), (2, 8)),
+    "of a list": (([IDS], 3, None), (2, 8)),
+    "of some arguments": ((IDS, "name", torch.tensor(0.0)), (2, 8)),
+    "many rows": ((torch.zeros(64, 3),), None),
+    "no tensor": (("text", {}, []), None),
+}
 
 
-def test_an_evaluation_before_the_training_waits_for_it() -> None:
-    rows = EvaluatedRows()
-    rows.add_evaluation(MODEL, (torch.zeros(1, 4),), None)
-    assert rows.facts() is None
+@pytest.mark.parametrize(("inputs", "found"), INPUTS.values(), ids=INPUTS)
+def test_the_largest_tensor_counts_wherever_it_is(inputs: tuple[Any, ...], found: tuple[int, int] | None) -> None:
+    rows = evaluated()
+    rows.add_evaluation(MODEL, inputs, None)
+    facts = rows.facts()
+    assert (None if facts is None else (facts.rows, facts.elements)) == found
+    assert rows.calls == 1
 
 
-@pytest.mark.parametrize("module", [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1).eval().requires_grad_(False)])
+FROZEN = torch.nn.Linear(4, 1).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("module", [torch.nn.Linear(4, 1), FROZEN])
 def test_modules_in_train_mode_and_frozen_ones_evaluate_nothing(module: torch.nn.Module) -> None:
     rows = evaluated()
     rows.add_evaluation(module, (torch.zeros(1, 4),), None)
     assert rows.calls == 0
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        ({"ids": torch.zeros(2, 8), "mask": torch.zeros(2)},),
-        ([torch.zeros(2, 8)], 3, None),
-        (torch.zeros(2, 8), "name", torch.tensor(0.0)),
-    ],
-)
-def test_the_largest_tensor_counts_wherever_it_is(inputs: tuple[Any, ...]) -> None:
-    rows = evaluated()
-    rows.add_evaluation(MODEL, inputs, None)
-    facts = rows.facts()
-    assert facts is not None
-    assert (facts.rows, facts.elements) == (2, 8)
-
-
-def test_inputs_without_a_tensor_have_no_rows() -> None:
-    rows = evaluated([1])
-    rows.add_evaluation(MODEL, ("text", {}, []), None)
-    facts = rows.facts()
-    assert facts is not None
-    assert (facts.calls, facts.few) == (2, 1)
+    before = EvaluatedRows()  # an evaluation before the training waits for it
+    before.add_evaluation(MODEL, (torch.zeros(1, 4),), None)
+    assert before.facts() is None
 
 
 def test_only_the_first_passes_are_looked_at() -> None:

@@ -18,11 +18,15 @@ def train(instrumented, optimizer, model, steps=3, autocast=False):
     return instrumented.train(optimizer, loss_of, steps)
 
 
-def test_optimizer_and_autocast_are_read_once(instrumented):
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_optimizer_autocast_and_anomaly_detection_are_read_once(instrumented):
     model = nn.Linear(4, 2)
-    facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=40, autocast=True)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with torch.autograd.detect_anomaly(check_nan=False):
+        facts = train(instrumented, optimizer, model, steps=40, autocast=True)
+    assert facts.finds_anomalies
     assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
-    assert facts.autocast == "bfloat16"
+    assert (facts.autocast, facts.convolutions) == ("bfloat16", None)
     detector = instrumented.instrumentation.context.detector
     assert not {"update_ends", "call_ends"} & vars(detector).keys()
 
@@ -36,49 +40,31 @@ def test_backward_passes_that_keep_the_graph_are_counted(instrumented):
     assert instrumented.instrumentation.program_facts().kept_graphs == 1
 
 
-def trained_apart(one, two, apart):
-    optimizer = torch.optim.SGD(apart.parameters(), lr=0.1)
-    one.backward(retain_graph=True)
-    optimizer.step()
-    two.backward()
-
-
-def trained_together(one, two, apart):
-    optimizers = [torch.optim.SGD(apart.parameters(), lr=0.1) for _ in range(2)]
-    one.backward(retain_graph=True)
-    two.backward()
-    for each in optimizers:
-        each.step()
-
-
-@pytest.mark.parametrize(("train_both", "past"), [(trained_apart, 3), (trained_together, 0)])
-def test_graphs_that_are_kept_past_an_update_are_counted(instrumented, train_both, past):
+@pytest.mark.parametrize(("is_apart", "past"), [(True, 3), (False, 0)])
+def test_graphs_that_are_kept_past_an_update_are_counted(instrumented, is_apart, past):
     shared, first, second = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     for _ in range(3):
         hidden = shared(torch.randn(8, 4))
-        train_both(first(hidden).square().mean(), second(hidden).square().mean(), first)
+        one, two = first(hidden).square().mean(), second(hidden).square().mean()
+        optimizers = [torch.optim.SGD(first.parameters(), lr=0.1) for _ in range(1 if is_apart else 2)]
+        one.backward(retain_graph=True)
+        for work in (optimizers[0].step, two.backward) if is_apart else (two.backward, *(o.step for o in optimizers)):
+            work()
     facts = instrumented.instrumentation.program_facts()
     assert (facts.kept_graphs, facts.kept_past_updates) == (3, past)
 
 
-def plain(loss, model):
-    loss.backward(create_graph=True)
+def gradients(loss, model):
+    return torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
 
 
-def by_grad(loss, model):
-    for parameter, gradient in zip(
-        model.parameters(), torch.autograd.grad(loss, [*model.parameters()], create_graph=True), strict=True
-    ):
+def set_by_grad(loss, model):
+    for parameter, gradient in zip(model.parameters(), gradients(loss, model), strict=True):
         parameter.grad = gradient
 
 
-def penalized(loss, model):
-    gradients = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
-    (loss + sum(gradient.square().sum() for gradient in gradients)).backward()
-
-
-def without(loss, model):
-    loss.backward()
+def penalty(loss, model):
+    return sum(gradient.square().sum() for gradient in gradients(loss, model))
 
 
 class Curvature(torch.optim.SGD):
@@ -95,11 +81,11 @@ class Curvature(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("backward", "optimizer", "unused"),
     [
-        (plain, torch.optim.SGD, 9),
-        (by_grad, torch.optim.SGD, 9),
-        (penalized, torch.optim.SGD, 0),
-        (without, torch.optim.SGD, 0),
-        (plain, Curvature, 0),
+        (lambda loss, model: loss.backward(create_graph=True), torch.optim.SGD, 9),
+        (set_by_grad, torch.optim.SGD, 9),
+        (lambda loss, model: (loss + penalty(loss, model)).backward(), torch.optim.SGD, 0),
+        (lambda loss, model: loss.backward(), torch.optim.SGD, 0),
+        (lambda loss, model: loss.backward(create_graph=True), Curvature, 0),
     ],
 )
 def test_graphs_of_gradients_that_nothing_uses_are_counted(instrumented, backward, optimizer, unused):
@@ -204,13 +190,6 @@ def test_a_table_shares_the_time_of_all_optimizers(instrumented):
     assert embedding_of(instrumented, loss_of, table, other).part == pytest.approx(0.5)
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_anomaly_detection_is_read(instrumented):
-    model = nn.Linear(4, 2)
-    with torch.autograd.detect_anomaly(check_nan=False):
-        assert train(instrumented, torch.optim.SGD(model.parameters(), lr=0.1), model, steps=1).finds_anomalies
-
-
 @pytest.mark.parametrize("is_model_last", [False, True])
 @pytest.mark.parametrize("are_inputs_last", [False, True])
 def test_the_order_of_convolutions_and_of_images_is_read(instrumented, is_model_last, are_inputs_last):
@@ -233,11 +212,6 @@ def test_the_order_of_convolutions_and_of_images_is_read(instrumented, is_model_
     assert facts == ConvolutionFacts(0 if is_model_last else 3, 3 if is_model_last else 0, are_inputs_last)
 
 
-def test_a_model_without_convolutions_has_no_order(instrumented):
-    model = nn.Linear(4, 2)
-    assert train(instrumented, torch.optim.SGD(model.parameters()), model).convolutions is None
-
-
 def made_after(instrumented, first, second):
     """Return the facts of a run with so many steps of SGD and of a later Adam."""
     model = nn.Linear(4, 2)
@@ -245,16 +219,19 @@ def made_after(instrumented, first, second):
     return train(instrumented, torch.optim.Adam(model.parameters(), fused=True), model, steps=second)
 
 
-def test_after_a_learning_rate_finder_the_optimizer_of_the_training_counts(instrumented):
-    facts = made_after(instrumented, 10, 60)
-    assert (facts.optimizer.name, facts.optimizer.fused) == ("Adam", True)
+@pytest.mark.parametrize(
+    ("first", "second", "name", "fused"),
+    [
+        (10, 60, "Adam", True),  # after a learning rate finder
+        (40, 12, "SGD", None),  # few updates at the end
+        (30, 0, "SGD", None),
+    ],
+)
+def test_the_optimizer_of_the_training_counts(instrumented, first, second, name, fused):
+    facts = made_after(instrumented, first, second)
+    assert (facts.optimizer.name, facts.optimizer.fused) == (name, fused)
     instrumented.instrumentation.close()
     assert instrumented.instrumentation.program_facts().optimizer == facts.optimizer
-
-
-@pytest.mark.parametrize(("first", "second"), [(40, 12), (30, 0)])
-def test_an_optimizer_that_makes_few_updates_at_the_end_does_not(instrumented, first, second):
-    assert made_after(instrumented, first, second).optimizer.name == "SGD"
 
 
 def test_optimizers_made_in_each_epoch_are_those_of_the_first(instrumented):

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
@@ -36,7 +38,7 @@ class SlowLoader:
     def __iter__(self):
         for size in self.sizes:
             self.run.clock.advance(2)
-            yield Tensor(size)
+            yield "text" if size is None else Tensor(size)
         self.run.clock.advance(1)  # finding the end takes time
 
     def __len__(self):
@@ -57,15 +59,41 @@ def timer(run, counts, is_training=True):
     return data_loader.FetchTimer(counts, run.recorder, lambda: is_training)
 
 
-def test_each_fetch_but_that_of_an_empty_loader_is_a_data_loading_span(run):
-    loader, counts = profiled(run, SlowLoader(run, [4, 3]))
-    for _ in loader:
-        run.clock.advance(10)
+class SlowToBegin(SlowLoader):
+    def __iter__(self):
+        self.run.clock.advance(5)
+        return super().__iter__()
+
+
+class Broken(SlowLoader):
+    """Fails after a batch."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        raise ValueError("bad file")
+
+
+# Batches, whether they train, and then the batches, samples and ns of the loader; batches, samples of the training; the
+# spans of ``data_loading`` and their s, the s outside; each batch is used for 10 s.
+LOADERS = {
+    "each fetch but the empty one": (SlowLoader, [4, 3], True, (2, 7, 4e9), (2, 7), (2, 4.0, 21.0)),
+    "a batch of unknown size": (SlowLoader, [4, None, 4], True, (3, None, 6e9), (3, None), (3, 6.0, 31.0)),
+    "validation": (SlowLoader, [4], False, (1, 4, 2e9), (0, 0), (1, 2.0, 11.0)),
+    "an iterator takes time": (SlowToBegin, [4], True, (1, 4, 7e9), (1, 4), (1, 7.0, 11.0)),
+    "an error": (Broken, [4], True, (1, 4, 2e9), (1, 4), (2, 3.0, 10.0)),
+}
+
+
+@pytest.mark.parametrize(("kind", "sizes", "trains", "all_of", "of_training", "spans"), LOADERS.values(), ids=LOADERS)
+def test_fetches_are_counted(run, kind, sizes, trains, all_of, of_training, spans):
+    loader, counts = profiled(run, kind(run, sizes), trains)
+    with pytest.raises(ValueError, match="bad file") if kind is Broken else nullcontext():
+        for _ in loader:
+            run.clock.advance(10)
+    assert (counts.batches, counts.samples, counts.wait_ns) == all_of
+    assert (counts.of(TRAIN).batches, counts.of(TRAIN).samples) == of_training
     sections = run.snapshot().sections
-    stats = sections["data_loading"]
-    assert (stats.count, stats.total_s, stats.max_s) == (2, 4.0, 2.0)
-    assert (counts.batches, counts.samples, counts.wait_ns) == (2, 7, 4_000_000_000)
-    assert sections["other"].self_s == 21.0
+    assert (sections["data_loading"].count, sections["data_loading"].total_s, sections["other"].self_s) == spans
 
 
 def test_drain_during_the_last_fetch_leaves_no_section_open(run):
@@ -83,45 +111,6 @@ def test_drain_during_the_last_fetch_leaves_no_section_open(run):
     assert sections["data_loading"].self_s == 3.0  # 1 s was drained before the fetch ended
     assert sections["forward_pass"].parent is None
     assert sections["other"].self_s == 7.0
-
-
-def test_samples_are_unknown_after_a_batch_of_unknown_size(run):
-    loader, counts = profiled(run, [Tensor(4), "text", Tensor(4)])
-    list(loader)
-    assert (counts.batches, counts.samples) == (3, None)
-
-
-def test_validation_batches_are_counted_separately(run):
-    loader, counts = profiled(run, SlowLoader(run, [4]), is_training=False)
-    list(loader)
-    assert (counts.batches, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == (1, 0, 0)
-
-
-def test_loader_error_ends_its_span_and_is_raised(run):
-    def broken():
-        run.clock.advance(3)
-        raise ValueError("bad file")
-        yield
-
-    loader, counts = profiled(run, broken())
-    with pytest.raises(ValueError, match="bad file"):
-        list(loader)
-    assert counts.batches == 0
-    assert run.snapshot().sections["data_loading"].total_s == 3.0
-
-
-def test_time_to_create_the_iterator_is_a_wait_and_no_batch(run):
-    class Loader(SlowLoader):
-        def __iter__(self):
-            run.clock.advance(5)
-            return super().__iter__()
-
-    loader, counts = profiled(run, Loader(run, [4]))
-    iterator = iter(loader)
-    assert run.snapshot().sections["data_loading"].total_s == 5.0
-    next(iterator)
-    stats = run.snapshot().sections["data_loading"]
-    assert (stats.count, stats.total_s, counts.wait_ns) == (1, 7.0, 7_000_000_000)
 
 
 @pytest.mark.parametrize(

@@ -167,122 +167,87 @@ def test_processes_of_one_spawn_that_work_alike_are_siblings():
 
 
 GIB = 2**30
-GROUP = "sys/fs/cgroup/"
 
 
 def made(root: Path, files: dict[str, str]) -> Path:
+    """Write files; those without a folder that begins with "proc" are below that of control groups."""
     for name, text in files.items():
-        path = root / name
+        path = root / (name if name.startswith("proc/") else f"sys/fs/cgroup/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(f"{text}\n")
     return root
 
 
-def docker_v2(root: Path) -> Path:
-    """A container under version 2, which sees its own group as the root."""
-    return made(
-        root,
-        {
-            "proc/self/cgroup": "0::/\n",
-            GROUP + "cgroup.controllers": "cpuset cpu io memory pids\n",
-            GROUP + "memory.max": f"{24 * GIB}\n",
-            GROUP + "memory.current": f"{10 * GIB}\n",
-            GROUP + "memory.stat": f"anon 123\nfile 456\ninactive_file {2 * GIB}\nactive_file 7\n",
-            GROUP + "cpu.max": "250000 100000\n",
-            GROUP + "cpu.stat": "usage_usec 5000000\nuser_usec 4000000\nsystem_usec 1000000\n",
-        },
-    )
-
-
-def docker_v1(root: Path) -> Path:
-    """A container under version 1: the path is the host's, which is not there inside."""
-    return made(
-        root,
-        {
-            "proc/self/cgroup": "5:memory:/docker/0123abcd\n4:cpu,cpuacct:/docker/0123abcd\n1:name=systemd:/docker/0\n",
-            GROUP + "memory/memory.limit_in_bytes": f"{8 * GIB}\n",
-            GROUP + "memory/memory.usage_in_bytes": f"{6 * GIB}\n",
-            GROUP + "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
-            GROUP + "cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
-            GROUP + "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            GROUP + "cpu,cpuacct/cpuacct.usage": "7000000000\n",
-        },
-    )
-
-
-NO_QUOTA_2 = {GROUP + "memory.max": "max\n", GROUP + "cpu.max": "max 100000\n"}
-NO_LIMITS_1 = {
-    GROUP + "memory/memory.limit_in_bytes": "9223372036854771712\n",
-    GROUP + "cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+# A container under version 2, which sees its own group as the root.
+DOCKER_2 = {
+    "proc/self/cgroup": "0::/",
+    "cgroup.controllers": "cpuset cpu io memory pids",
+    "memory.max": f"{24 * GIB}",
+    "memory.current": f"{10 * GIB}",
+    "memory.stat": f"anon 123\nfile 456\ninactive_file {2 * GIB}\nactive_file 7",
+    "cpu.max": "250000 100000",
+    "cpu.stat": "usage_usec 5000000\nuser_usec 4000000\nsystem_usec 1000000",
 }
-MALFORMED = {
-    GROUP + name: text
-    for name, text in {"memory.max": "", "cpu.max": "a b c\n", "memory.stat": "\n", "cpu.stat": "x\n"}.items()
+# A container under version 1: the path is the host's, which is not there inside.
+DOCKER_1 = {
+    "proc/self/cgroup": "5:memory:/docker/0123abcd\n4:cpu,cpuacct:/docker/0123abcd\n1:name=systemd:/docker/0",
+    "memory/memory.limit_in_bytes": f"{8 * GIB}",
+    "memory/memory.usage_in_bytes": f"{6 * GIB}",
+    "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}",
+    "cpu,cpuacct/cpu.cfs_quota_us": "400000",
+    "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    "cpu,cpuacct/cpuacct.usage": "7000000000",
 }
+OUTER, INNER = "job.slice", "job.slice/task.scope"
+# The smallest limit of the groups around holds.
+NESTED = {
+    "proc/self/cgroup": f"0::/{INNER}",
+    "cgroup.controllers": "cpu memory",
+    f"{OUTER}/memory.max": f"{16 * GIB}",
+    f"{OUTER}/memory.current": f"{12 * GIB}",
+    f"{OUTER}/memory.stat": "inactive_file 0",
+    f"{OUTER}/cpu.max": "max 100000",
+    f"{OUTER}/cpu.stat": "usage_usec 10",
+    f"{INNER}/memory.max": "max",
+    f"{INNER}/memory.current": f"{GIB}",
+    f"{INNER}/cpu.max": "max 100000",
+    f"{INNER}/cpu.stat": "usage_usec 1",
+}
+ONE_BY_ONE = {
+    "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n2:cpuacct:/\n1:cpu:/\n0::/",
+    "memory/job/memory.limit_in_bytes": f"{GIB}",
+    "memory/job/memory.usage_in_bytes": "3",
+    "cpu/cpu.cfs_quota_us": "50000",
+    "cpu/cpu.cfs_period_us": "100000",
+    "cpuacct/cpuacct.usage": "9",
+}
+NO_QUOTA_2 = {"memory.max": "max", "cpu.max": "max 100000"}
+NO_LIMITS_1 = {"memory/memory.limit_in_bytes": "9223372036854771712", "cpu,cpuacct/cpu.cfs_quota_us": "-1"}
+MALFORMED = {"memory.max": "", "cpu.max": "a b c", "memory.stat": "", "cpu.stat": "x"}
 USAGE_2 = Usage(8 * GIB, 5_000_000_000)
 
 
 @pytest.mark.parametrize(
-    ("make", "changed", "limit_bytes", "quota", "usage"),
+    ("files", "limit_bytes", "quota", "usage"),
     [
-        (docker_v2, {}, 24 * GIB, 2.5, USAGE_2),
-        (docker_v2, NO_QUOTA_2, None, None, USAGE_2),
-        (docker_v2, MALFORMED, None, None, Usage(10 * GIB, None)),
-        (docker_v1, {}, 8 * GIB, 4.0, Usage(5 * GIB, 7_000_000_000)),
-        (docker_v1, NO_LIMITS_1, None, None, Usage(None, None)),  # as on a host
+        (DOCKER_2, 24 * GIB, 2.5, USAGE_2),
+        (DOCKER_2 | NO_QUOTA_2, None, None, USAGE_2),
+        (DOCKER_2 | MALFORMED, None, None, Usage(10 * GIB, None)),
+        (DOCKER_1, 8 * GIB, 4.0, Usage(5 * GIB, 7_000_000_000)),
+        (DOCKER_1 | NO_LIMITS_1, None, None, Usage(None, None)),  # as on a host
+        (NESTED, 16 * GIB, None, Usage(12 * GIB, 10_000)),
+        (ONE_BY_ONE, GIB, 0.5, Usage(3, 9)),
     ],
 )
-def test_limits_and_use_of_a_container(tmp_path, make, changed, limit_bytes, quota, usage):
-    container = find_container(made(make(tmp_path), changed))
+def test_limits_and_use_of_a_container(tmp_path, files, limit_bytes, quota, usage):
+    container = find_container(made(tmp_path, files))
     assert (container.memory_limit_bytes, container.cpu_quota) == (limit_bytes, quota)
     assert read_usage(container) == usage
 
 
-def test_the_smallest_limit_of_the_groups_around_holds(tmp_path):
-    outer, inner = "sys/fs/cgroup/job.slice/", "sys/fs/cgroup/job.slice/task.scope/"
-    made(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/job.slice/task.scope\n",
-            "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
-            outer + "memory.max": f"{16 * GIB}\n",
-            outer + "memory.current": f"{12 * GIB}\n",
-            outer + "memory.stat": "inactive_file 0\n",
-            outer + "cpu.max": "max 100000\n",
-            outer + "cpu.stat": "usage_usec 10\n",
-            inner + "memory.max": "max\n",
-            inner + "memory.current": f"{GIB}\n",
-            inner + "cpu.max": "max 100000\n",
-            inner + "cpu.stat": "usage_usec 1\n",
-        },
-    )
-    container = find_container(tmp_path)
-    assert (container.memory, container.memory_limit_bytes) == (tmp_path / outer, 16 * GIB)
-    assert container.cpu_quota is None
-    assert read_usage(container) == Usage(12 * GIB, 10_000)
-
-
-def test_controllers_mounted_one_by_one_are_found(tmp_path):
-    made(
-        tmp_path,
-        {
-            "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n2:cpuacct:/\n1:cpu:/\n0::/\n",
-            GROUP + "memory/job/memory.limit_in_bytes": f"{GIB}\n",
-            GROUP + "memory/job/memory.usage_in_bytes": "3\n",
-            GROUP + "cpu/cpu.cfs_quota_us": "50000\n",
-            GROUP + "cpu/cpu.cfs_period_us": "100000\n",
-            GROUP + "cpuacct/cpuacct.usage": "9\n",
-        },
-    )
-    container = find_container(tmp_path)
-    assert (container.memory_limit_bytes, container.cpu_quota) == (GIB, 0.5)
-    assert read_usage(container).memory_bytes == 3
-
-
 def test_stalls_are_those_of_the_group_and_else_of_the_host(tmp_path):
-    stalls = "some avg10=0.00 avg60=0.00 avg300=0.00 total=9000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
+    stalls = "some avg10=0.00 avg60=0.00 avg300=0.00 total=9000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}"
     host = {f"proc/pressure/{resource}": stalls.format(1_000_000) for resource in ("memory", "io")}
-    inside = {"sys/fs/cgroup/io.pressure": stalls.format(2_500_000)}
-    usage = read_usage(find_container(made(docker_v2(tmp_path), host | inside)))
+    usage = read_usage(find_container(made(tmp_path, DOCKER_2 | host | {"io.pressure": stalls.format(2_500_000)})))
     assert (usage.memory_stall_s, usage.disk_stall_s) == (1.0, 2.5)
-    assert read_usage(find_container(docker_v1(tmp_path / "without"))).disk_stall_s is None
+    assert read_usage(find_container(made(tmp_path / "without", DOCKER_1))).disk_stall_s is None

@@ -147,50 +147,6 @@ def test_unknown_batch_size_makes_samples_unknown(instrumented, registry, model)
     instrumented.counts()
 
 
-@pytest.mark.parametrize("evaluates_twice", [False, True])
-@pytest.mark.parametrize("is_around", [False, True])
-def test_evaluations_with_different_loaders_are_two(instrumented, registry, model, evaluates_twice, is_around):
-    loader, val_loader, test_loader = (DataLoader(SEVEN, batch_size=2) for _ in range(3))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        train(loader, model, optimizer)
-        for evaluated in (val_loader, val_loader if evaluates_twice else test_loader):
-            with torch.set_grad_enabled(not is_around):
-                for (inputs,) in evaluated:
-                    with torch.no_grad():
-                        model(inputs)
-    counts = instrumented.counts()
-    assert counts["validation_epoch"] == (3 if evaluates_twice else 6)
-    assert counts["validation_epoch/forward_pass"] == counts["validation_epoch/data_loading"] == 24
-    assert counts["data_loading"] == counts["optimizer_step"] == 12
-
-
-def test_short_passes_are_not_kept(instrumented, registry, model):
-    loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(400):
-        (inputs,) = next(iter(loader))
-        model(inputs).sum().backward()
-        optimizer.step()
-    (counts,) = registry.all
-    assert counts.of(TRAIN).batches == 400
-    assert len(counts.passes) <= 256
-    del inputs
-    assert counts.of(TRAIN).cut_passes == 400
-    instrumented.counts()
-
-
-def test_passes_that_end_or_go_on_are_not_cut(instrumented, registry, model):
-    loader, optimizer = DataLoader(SEVEN, batch_size=7), torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        train(loader, model, optimizer)  # a batch each
-    batches = iter(DataLoader(SEVEN, batch_size=2))
-    for _ in range(2):
-        model(next(batches)[0]).sum().backward()
-        optimizer.step()
-    assert [counts.of(TRAIN).cut_passes for counts in registry.all] == [0, 0]
-    instrumented.counts()
-
-
 def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, registry, model):
     first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -6,8 +6,8 @@ A letter is an event (tests/support/script.py).
 | --- | --- |
 | `d` `D` `K` | a batch of the training loader (1 s), of the validation loader, of a second one (0.5 s each) |
 | `!` | a fetch of the training loader that fails after what is in braces |
-| `W` | workers of a loader are started (5 s) |
-| `/` `;` | the training loader is empty, the validation loader is empty |
+| `W` `N` | workers of a loader are started (5 s); from here on loaders are counted |
+| `/` `;` `>` | the training loader is empty, the validation loader is, the second one is |
 | `z` `Z` | the iterator of the training loader, of the validation loader is dropped |
 | `f` `g` `h` | a call of the model, of a second model (2 s each), of one that is four in each other (1 s each) |
 | `l` `t` | a call of the loss, of a frozen teacher (1 s each) |
@@ -41,6 +41,8 @@ from tests.support.golden import ANSWERS, assert_answers
 from tests.support.recording import FakeRun
 from tests.support.script import Events, events_of
 from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_FRAMES
+from training_profiler.model.loader_workers import TRAIN, VAL
+from training_profiler.recording.data_loader import LoaderRegistry
 
 MANY = 10**6
 
@@ -161,10 +163,11 @@ class Program:
         }
         self.loaders = {"d": FakeLoader(training, MANY)}
         self.loaders |= {name: FakeLoader(training, MANY, seconds=0.5) for name in "DK"}
-        self.passes = {}
+        self.passes, self.registry = {}, LoaderRegistry()
         detector, calls = training.detector, Calls(training, self.models["f"])
         policy = Policy(training, lambda: self.do("d", []))
         self.functions = {
+            "N": self.know_loaders,
             "M": detector.resolve_pending,
             "S": detector.use_manual_steps,
             "L": detector.loss_begins,
@@ -230,6 +233,10 @@ class Program:
                 self.training.pending.record(each)
             self.training.spend(0.5)
 
+    def know_loaders(self) -> None:
+        known = {id(loader): self.registry.add_inferred() for loader in self.loaders.values()}
+        self.training.detector.phases.passes.use_loaders(lambda iterator: known[id(iterator.loader)])
+
     def drain(self) -> None:
         self.drains += 1
         self.on_full()
@@ -249,8 +256,8 @@ class Program:
                 one = training.detector.fetch_begins(batches, batches.fetched == 0)
                 self.make(inside)
                 training.detector.fetch_fails(one, is_over=event != "!")
-            case "/" | ";":
-                batches = self.passes.pop({"/": "d", ";": "D"}[event])
+            case "/" | ";" | ">":
+                batches = self.passes.pop({"/": "d", ";": "D", ">": "K"}[event])
                 batches.loader.batches = batches.fetched
                 assert next(batches, None) is None
                 batches.loader.batches = MANY
@@ -298,6 +305,11 @@ def answer(line: str) -> str:
     with_grad = training.detector.phases.with_grad
     if with_grad:
         parts.append(f"with gradients {sum(each for each, _ in with_grad)}x {sum(ns for _, ns in with_grad) / 1e9:g} s")
+    for name, loader in zip("dDK", program.registry.all, strict=False):
+        phases = [f"{count} {phase}" for phase in (TRAIN, VAL) if (count := loader.of(phase).batches)]
+        if phases:
+            cut, kept = loader.of(TRAIN).cut_passes, len(loader.passes)
+            parts.append(f"{name} {' '.join(phases)}" + f" in {cut} cut passes, of which {kept} are kept" * (cut > 0))
     if program.drains > 1:
         parts.append(f"drained {program.drains}x")
     if program.most_held > 1000:

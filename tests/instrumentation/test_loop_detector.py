@@ -1,9 +1,11 @@
 """What loops are recorded as, beyond the rows of test_loops.py: failures, limits, closures, and modules that train."""
 
 import sys
+from types import CodeType
 
 from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection.module_calls import MAX_USUAL_CALLS
+from training_profiler.instrumentation.loop_detection.modules import MethodFrames
 
 
 def test_overflow_of_usual_calls_keeps_counts(training):
@@ -41,3 +43,15 @@ def test_only_the_first_call_of_a_class_is_explored_and_none_of_compiled_code(tr
     model(0)
     assert calls == [model, inner, model]
     assert not begins(FakeModule(training), (), False, sys._getframe()).is_explored
+
+
+def test_frames_of_methods_are_not_kept(training):
+    frames = MethodFrames(FakeModule)
+
+    class Policy(FakeModule):
+        def act(self):
+            return frames.outermost(sys._getframe())
+
+    assert Policy(training).act() is not None
+    assert {type(code) for code, _ in frames._is_method.values()} == {CodeType}
+    assert frames.outermost(None) is None

@@ -27,12 +27,15 @@ A letter is an event (tests/support/script.py).
 | `o` `O` `c` | such calls by one with variables of acting, in one that evaluates, by one with both kinds |
 | `A` | a call with gradients in eval mode, by a function that acts |
 | `p` `P` `w` `y` `k` | a method calls two modules (1 s each): alone, in another one, one again, with others between |
+| `i` `j` `e` `B` `H` | a decorated method, one of the class, a static one, a generator, one that calls itself often |
+| `I` `J` `V` | a function in a method, a function, a method of a class that is not a module |
 """
 
+import functools
 import itertools
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -45,6 +48,27 @@ from training_profiler.model.loader_workers import TRAIN, VAL
 from training_profiler.recording.data_loader import LoaderRegistry
 
 MANY = 10**6
+
+
+def passed_on(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def wrapper(*args: object) -> object:
+        return function(*args)
+
+    return wrapper
+
+
+def act(policy: "Policy") -> None:
+    policy.body(0)
+    policy.head(0)
+
+
+class NoModule:
+    """Has a method of the same name."""
+
+    def step(self, policy: "Policy") -> None:
+        policy.body(0)
+        policy.head(0)
 
 
 class Policy(FakeModule):
@@ -74,6 +98,41 @@ class Policy(FakeModule):
     def fit(self) -> None:
         for module in (self.body, self.head):
             module(self.fetch())
+
+    @passed_on
+    def decorated(self) -> None:
+        self.body(0)
+        self.head(0)
+
+    @classmethod
+    def of_class(cls, policy: "Policy") -> None:
+        policy.body(0)
+        policy.head(0)
+
+    @staticmethod
+    def of_nothing(policy: "Policy") -> None:
+        policy.body(0)
+        policy.head(0)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.body(0)
+        self.head(0)
+        yield
+
+    def within(self) -> None:
+        with self.entered():
+            pass
+
+    def nested(self, depth: int = 24) -> None:
+        self.nested(depth - 1) if depth else self.step()
+
+    def with_inner(self) -> None:
+        def act() -> None:
+            self.body(0)
+            self.head(0)
+
+        act()
 
 
 class Calls:
@@ -192,6 +251,14 @@ class Program:
             "w": policy.twice,
             "y": policy.rectified,
             "k": policy.fit,
+            "i": policy.decorated,
+            "j": lambda: Policy.of_class(policy),
+            "e": lambda: Policy.of_nothing(policy),
+            "B": policy.within,
+            "H": policy.nested,
+            "I": policy.with_inner,
+            "J": lambda: act(policy),
+            "V": lambda: NoModule().step(policy),
         }
         self.acts = calls.collect_rollout
 

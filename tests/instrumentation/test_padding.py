@@ -81,34 +81,9 @@ def with_lengths():
     return {"input_ids": batch_of()[0], "lengths": torch.tensor(REAL)}
 
 
-SAID = {
-    "padding_idx": (Net(padding=0), ids(), "padding_idx=0"),
-    "another padding_idx": (Net(padding=1), ids(padding=1), "padding_idx=1"),
-    "a mask of Hugging Face": (Net(), with_mask(), "the mask"),
-    "a mask of bool": (Net(), with_mask(torch.bool), "the mask"),
-    "one token ends texts and fills rows": (Net(), with_mask(padding=7), "the mask"),
-    "padding at the left": (Net(), with_mask(is_left=True), "the mask"),
-    "labels": (Net(), with_labels, "labels of -100"),
-    "lengths": (Net(), with_lengths, "the lengths"),
-    "src_key_padding_mask": (Net("key_padding_mask"), ids(), "the attention mask"),
-    "attn_mask": (Net("scaled_dot_product"), ids(), "the attention mask"),
-    "attention without a function": (Net("masked_fill"), ids(), "the attention mask"),
-}
-
-
-@pytest.mark.parametrize(("model", "batch", "what"), SAID.values(), ids=SAID)
-def test_padding_is_found_by_what_says_so(padding, model, batch, what):
-    facts = padding(model, batch)
-    assert facts.what == what
-    assert facts.padding == facts.worst == pytest.approx(SHARE)
-    assert facts.to_longest == pytest.approx(1 - max(REAL) / LONGEST)
-    assert facts.to_longest <= facts.grouped <= facts.padding
-    assert facts.part > 0.6
-
-
-def test_sequences_as_columns_are_rows(padding):
-    facts = padding(Net(padding=0), lambda: (batch_of()[0].T,))
-    assert (facts.padding, facts.to_longest) == pytest.approx((SHARE, 1 - max(REAL) / LONGEST))
+def with_features():
+    real = batch_of()[1]
+    return torch.randn(BATCH, LONGEST, 5) * real[..., None], real
 
 
 class Features(nn.Module):
@@ -120,12 +95,65 @@ class Features(nn.Module):
         return self.last(x) * mask[..., None]
 
 
-def test_features_of_positions_are_found_by_a_mask(padding):
-    def batch():
-        real = batch_of()[1]
-        return torch.randn(BATCH, LONGEST, 5) * real[..., None], real
+class Tower(Net):
+    """Two modalities, of which one takes nearly all of the time."""
 
-    assert padding(Features(), batch).padding == pytest.approx(SHARE)
+    def __init__(self):
+        super().__init__(padding=0)
+        self.images = nn.Conv2d(3, 64, 5)
+
+    def forward(self, input_ids):
+        return super().forward(input_ids) * self.images(torch.ones(16, 3, 128, 128)).mean()
+
+
+class Trimming(Net):
+    """Cuts what is padding in all rows before anything is computed."""
+
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids[:, : int(attention_mask.sum(1).max())])
+
+
+class Flat(nn.Module):
+    """Has a weight for each position."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(WORDS, WIDTH, padding_idx=0), nn.Linear(LONGEST * WIDTH, 2)
+
+    def forward(self, input_ids):
+        return self.last(self.words(input_ids).flatten(1))
+
+
+# A model and its batches; what says that it is padding, and the least and most part of the time that depends on it.
+FOUND = {
+    "padding_idx": (Net(padding=0), ids(), "padding_idx=0", (0.6, 1)),
+    "another padding_idx": (Net(padding=1), ids(padding=1), "padding_idx=1", (0.6, 1)),
+    "a mask of Hugging Face": (Net(), with_mask(), "the mask", (0.6, 1)),
+    "a mask of bool": (Net(), with_mask(torch.bool), "the mask", (0.6, 1)),
+    "one token ends texts and fills rows": (Net(), with_mask(padding=7), "the mask", (0.6, 1)),
+    "padding at the left": (Net(), with_mask(is_left=True), "the mask", (0.6, 1)),
+    "labels": (Net(), with_labels, "labels of -100", (0.6, 1)),
+    "lengths": (Net(), with_lengths, "the lengths", (0.6, 1)),
+    "src_key_padding_mask": (Net("key_padding_mask"), ids(), "the attention mask", (0.6, 1)),
+    "attn_mask": (Net("scaled_dot_product"), ids(), "the attention mask", (0.6, 1)),
+    "attention without a function": (Net("masked_fill"), ids(), "the attention mask", (0.6, 1)),
+    "sequences as columns are rows": (Net(padding=0), lambda: (batch_of()[0].T,), "padding_idx=0", (0, 1)),
+    "features of positions": (Features(), with_features, "the mask", (0, 1)),
+    "images take the time": (Tower(), ids(), "padding_idx=0", (0, 0.5)),
+    "it is cut first": (Trimming(), with_mask(), "the mask", (0, 0.5)),
+    "packed sequences": (Net("packed"), with_lengths, "the lengths", (0, 0.5)),
+    "a layer with a weight for each position": (Flat(), ids(), "padding_idx=0", (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("model", "batch", "what", "part"), FOUND.values(), ids=FOUND)
+def test_padding_is_found_by_what_says_so(padding, model, batch, what, part):
+    facts = padding(model, batch)
+    assert facts.what == what
+    assert facts.padding == facts.worst == pytest.approx(SHARE)
+    assert facts.to_longest == pytest.approx(1 - max(REAL) / LONGEST)
+    assert facts.to_longest <= facts.grouped <= facts.padding
+    assert part[0] <= facts.part <= part[1]
 
 
 def test_rows_as_long_as_the_longest_of_their_batch_may_be_grouped(padding):
@@ -147,52 +175,6 @@ def test_batches_after_the_first_steps_count_too(padding):
     facts = padding(Net(padding=0), lambda: (batch_of(next(batches))[0],), steps=60)
     assert facts.worst == pytest.approx(1 - 1 / LONGEST)
     assert SHARE < facts.padding < facts.worst
-
-
-class Tower(Net):
-    """Two modalities, of which one takes nearly all of the time."""
-
-    def __init__(self):
-        super().__init__(padding=0)
-        self.images = nn.Conv2d(3, 64, 5)
-
-    def forward(self, input_ids):
-        return super().forward(input_ids) * self.images(torch.ones(16, 3, 128, 128)).mean()
-
-
-class Trimming(Net):
-    """Cuts what is padding in all rows before anything is computed."""
-
-    def forward(self, input_ids, attention_mask):
-        return super().forward(input_ids[:, : int(attention_mask.sum(1).max())])
-
-
-@pytest.mark.parametrize(("model", "batch"), [(Tower(), ids()), (Trimming(), with_mask())], ids=["images", "trimmed"])
-def test_what_is_not_computed_at_all_positions_is_not_part_of_it(padding, model, batch):
-    facts = padding(model, batch)
-    assert facts.padding == pytest.approx(SHARE)
-    assert facts.part < 0.5
-
-
-def test_packed_sequences_are_not_part_of_it(padding):
-    facts = padding(Net("packed"), with_lengths)
-    assert (facts.what, facts.padding) == ("the lengths", pytest.approx(SHARE))
-    assert facts.part < 0.5
-
-
-class Flat(nn.Module):
-    """Has a weight for each position."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.last = nn.Embedding(WORDS, WIDTH, padding_idx=0), nn.Linear(LONGEST * WIDTH, 2)
-
-    def forward(self, input_ids):
-        return self.last(self.words(input_ids).flatten(1))
-
-
-def test_a_layer_with_a_weight_for_each_position_needs_all_of_them(padding):
-    assert padding(Flat(), ids()).part == 0
 
 
 def with_prompt():

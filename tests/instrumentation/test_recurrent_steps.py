@@ -144,40 +144,42 @@ def test_inputs_that_may_depend_on_outputs_are_not_known_before(training, follow
     assert training.run(Fed(following, changed)).is_known is is_known
 
 
-def test_a_context_of_the_encoder_is_known_before(training):
-    class Context(Loop):
-        def forward(self, tokens):
-            context, states = self.words(tokens).mean(1), [None]
-            words = (self.words(tokens[:, at]) + context for at in range(LENGTH))
-            return torch.stack([self.last(self.advance(each, states)) for each in words], 1)
+class Context(Loop):
+    """Has a context of the encoder."""
 
-    assert training.run(Context()).is_known
-
-
-def test_an_encoder_and_a_decoder_have_sequences_of_their_own(training):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.decoder = Loop(), Loop()
-
-        def forward(self, tokens):
-            words, states = self.encoder.words(tokens), [None]
-            for at in range(LENGTH):
-                self.encoder.advance(words[:, at], states)
-            rows = [self.decoder.advance(self.decoder.words(tokens[:, at]), states) for at in range(LENGTH)]
-            return self.decoder.last(torch.stack(rows, 1))
-
-    facts = training.run(Both())
-    assert (facts.calls, facts.is_known) == (2 * LENGTH, True)
+    def forward(self, tokens):
+        context, states = self.words(tokens).mean(1), [None]
+        words = (self.words(tokens[:, at]) + context for at in range(LENGTH))
+        return torch.stack([self.last(self.advance(each, states)) for each in words], 1)
 
 
-def test_numbers_are_known_before_where_they_are_a_part_of_the_batch(training):
-    class Numbers(Loop):
-        def forward(self, tokens):
-            numbers, states = tokens.float().unsqueeze(2).expand(-1, -1, WIDTH), [None]
-            return torch.stack([self.last(self.advance(numbers[:, at], states)) for at in range(LENGTH)], 1)
+class Numbers(Loop):
+    """Has no words: its inputs are a part of the batch."""
 
-    assert training.run(Numbers()).is_known
+    def forward(self, tokens):
+        numbers, states = tokens.float().unsqueeze(2).expand(-1, -1, WIDTH), [None]
+        return torch.stack([self.last(self.advance(numbers[:, at], states)) for at in range(LENGTH)], 1)
+
+
+class Both(nn.Module):
+    """An encoder and a decoder, with sequences of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Loop(), Loop()
+
+    def forward(self, tokens):
+        words, states = self.encoder.words(tokens), [None]
+        for at in range(LENGTH):
+            self.encoder.advance(words[:, at], states)
+        rows = [self.decoder.advance(self.decoder.words(tokens[:, at]), states) for at in range(LENGTH)]
+        return self.decoder.last(torch.stack(rows, 1))
+
+
+@pytest.mark.parametrize(("model", "calls"), [(Context(), LENGTH), (Numbers(), LENGTH), (Both(), 2 * LENGTH)])
+def test_inputs_that_depend_on_the_batch_alone_are_known_before(training, model, calls):
+    facts = training.run(model)
+    assert (facts.calls, facts.is_known) == (calls, True)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -201,7 +203,7 @@ def test_a_loop_around_the_model_is_found(training, is_known):
     assert (facts.calls, facts.is_known, facts.loop) == (LENGTH, is_known, pytest.approx(1.0))
 
 
-def test_nothing_of_the_program_is_kept_and_losses_stay(training):
+def test_losses_stay(training):
     def losses():
         torch.manual_seed(1)
         model, values = Loop(nn.LSTMCell), []

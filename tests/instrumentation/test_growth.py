@@ -106,34 +106,37 @@ def test_a_sum_of_losses_makes_the_graph_grow(training):
     assert training.grown(GRAPH)["total"].points[-1][1] > 3 * training.grown(GRAPH)["total"].own
 
 
-def test_a_detached_state_does_not(training):
+def detached(training):
     state = torch.zeros(2, 4)
     for _ in range(STEPS):
         state = training.model(state.detach())
         training.backward(state.sum())
-    assert training.grown(GRAPH) == {}
 
 
-def test_a_graph_that_is_made_once_does_not_grow(training):
+def made_once(training):
     features = torch.ones(2, 4, requires_grad=True) * 2
     for _ in range(STEPS):
         training.backward(training.model(features).sum(), retain_graph=True)
-    assert training.grown(GRAPH) == {}
 
 
-@pytest.mark.parametrize(("amounts", "is_grown"), [((0, 0, 9, 9, 0, 9), False), ((0, 4, 0, 8, 0, 60), True)])
-def test_a_generator_from_before_the_step_of_its_discriminator_does_not_grow(amounts, is_grown):
-    assert has_grown(GRAPH, list(enumerate(amounts))) == is_grown  # every other look is at the discriminator's loss
-
-
-def test_micro_batches_of_one_update_may_have_a_graph_in_common(training):
+def shared_by_micro_batches(training):
     for _ in range(STEPS):
         state = torch.ones(2, 4)
         for _ in range(4):
             state = training.model(state)
             training.begins(state.sum(), sys._getframe())
         training.backward(state.sum())
+
+
+@pytest.mark.parametrize("train", [detached, made_once, shared_by_micro_batches])
+def test_other_graphs_do_not_grow(training, train):
+    train(training)
     assert training.grown(GRAPH) == {}
+
+
+@pytest.mark.parametrize(("amounts", "is_grown"), [((0, 0, 9, 9, 0, 9), False), ((0, 4, 0, 8, 0, 60), True)])
+def test_a_generator_from_before_the_step_of_its_discriminator_does_not_grow(amounts, is_grown):
+    assert has_grown(GRAPH, list(enumerate(amounts))) == is_grown  # every other look is at the discriminator's loss
 
 
 def in_updates_of(micro_batches, training):
@@ -448,37 +451,15 @@ def train(losses, total):
 """
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "losses.append(loss)",
-        "losses.append((step, loss))",
-        "losses.append(loss / 8)",
-        "total += loss",
-        "self.total += loss * len(batch)",
-        "total = total + loss",
-        "history[step] = loss",
-    ],
-)
+KEEPING = ("losses.append(loss)", "losses.append((step, loss))", "losses.append(loss / 8)", "total += loss")
+KEEPING += ("self.total += loss * len(batch)", "total = total + loss", "history[step] = loss")
+NOT_KEEPING = ("losses.append(loss.item())", "losses.append(loss.detach())", "losses.append(float(loss))", "count += 1")
+NOT_KEEPING += ("total += loss.item() * len(batch)", "loss += penalty", "last = loss", "losses.append(accuracy)")
+
+
+@pytest.mark.parametrize("line", [*KEEPING, *NOT_KEEPING])
 def test_a_line_that_keeps_the_graph_is_found(line):
-    assert kept_at(ast.parse(LOOP.format(line)), 7) == [8]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "losses.append(loss.item())",
-        "losses.append(loss.detach())",
-        "losses.append(float(loss))",
-        "total += loss.item() * len(batch)",
-        "loss += penalty",
-        "last = loss",
-        "count += 1",
-        "losses.append(accuracy)",
-    ],
-)
-def test_a_line_that_keeps_no_graph_is_not_found(line):
-    assert kept_at(ast.parse(LOOP.format(line)), 7) == []
+    assert kept_at(ast.parse(LOOP.format(line)), 7) == [8] * (line in KEEPING)
 
 
 def test_a_part_of_the_loss_is_found():

@@ -375,8 +375,9 @@ def answer(line: str) -> str:
     for name, loader in zip("dDK", program.registry.all, strict=False):
         phases = [f"{count} {phase}" for phase in (TRAIN, VAL) if (count := loader.of(phase).batches)]
         if phases:
-            cut, kept = loader.of(TRAIN).cut_passes, len(loader.passes)
-            parts.append(f"{name} {' '.join(phases)}" + f" in {cut} cut passes, of which {kept} are kept" * (cut > 0))
+            cut = loader.of(TRAIN).cut_passes
+            parts.append(f"{name} {' '.join(phases)}" + f" in {cut} cut passes" * (cut > 0))
+            assert len(loader.passes) <= 256
     if program.drains > 1:
         parts.append(f"drained {program.drains}x")
     if program.most_held > 1000:

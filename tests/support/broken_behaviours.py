@@ -33,10 +33,10 @@ ROWS = r"""
 instrumentation/loop_detection/phase_detector.py | instrumentation/test_loops.py
 - max(self._run_end_ns, self._eval_mode_end_ns)
 + self._run_end_ns
-instrumentation/loop_detection/phase_detector.py | instrumentation/test_loaders.py
+instrumentation/loop_detection/phase_detector.py | instrumentation/test_loops.py
 - self.is_open and not loader_pass.fetches and 0 != self._evaluated
 + False and 0 != self._evaluated
-instrumentation/loop_detection/phase_detector.py | instrumentation/test_loop_detector.py instrumentation/test_loops.py
+instrumentation/loop_detection/phase_detector.py | instrumentation/test_loops.py
 - return latest is None or latest.kind is not _UNKNOWN
 + return latest is None
 instrumentation/loop_detection/loader_passes.py | instrumentation/test_passes.py

@@ -15,9 +15,6 @@ class Training(FakeTraining):
         super().__init__(run)
         self.device = run.device
 
-    def end_step(self, at_ns: int) -> None:
-        self.run.poll()
-
     def device_s(self) -> dict[str, tuple[int, float]]:
         self.detector.close()
         self.recorder.watermark_ns = None

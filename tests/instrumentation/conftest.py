@@ -38,12 +38,6 @@ def loader(training) -> FakeLoader:
 
 
 @pytest.fixture
-def val_loader(training) -> FakeLoader:
-    """A loader of four batches for evaluation, each fetched in half a second."""
-    return FakeLoader(training, 4, seconds=0.5)
-
-
-@pytest.fixture
 def instrumented() -> Iterator[InstrumentedTorch]:
     """The instrumentation of real torch, which is restored."""
     with instrumented_torch() as one:

@@ -19,10 +19,6 @@ class Tasks:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "schedstat").write_text(f"{ran} {waited} 7\n")
 
-    def end(self, thread: int) -> None:
-        (self._folder / str(thread) / "schedstat").unlink()
-        (self._folder / str(thread)).rmdir()
-
 
 def queue_of(root: Path, python_threads: tuple[int, ...] = (TRAINING,)) -> RunQueue:
     queue = RunQueue(root, lambda: python_threads)

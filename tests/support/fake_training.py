@@ -268,20 +268,3 @@ class FakeIterator:
 
 class FakeOptimizer:
     """An optimizer; only its identity matters."""
-
-
-EPOCH = {"data_loading": 3, "first_fetch": 1, "forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-
-
-def epochs(times=1, **others):
-    """Return the counts of ``times`` training epochs of three batches each, and ``others``."""
-    return {**{name: times * count for name, count in EPOCH.items()}, **others}
-
-
-def phases(batches=4, times=1):
-    """Return the counts of ``times`` evaluations of ``batches`` each."""
-    within = {"data_loading": batches, "first_fetch": 1, "forward_pass": batches}
-    return {
-        "validation_epoch": times,
-        **{f"validation_epoch/{name}": times * count for name, count in within.items()},
-    }

@@ -125,9 +125,8 @@ def answer(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
         snapshot = run.snapshot()
     for section in snapshot.sections.values():
         if section.count:
-            on_device = (
-                "" if section.device_total_s is None else f", {section.device_count}x {section.device_total_s:.4g}"
-            )
+            means = "" if section.device_avg_s is None else f", {section.device_count}x {section.device_avg_s:.4g}"
+            on_device = means and f"{means} = {section.device_total_s:.4g}"
             shown.append(f"{section.name} {section.count}x {section.total_s:.4g}{on_device} s")
     if snapshot.device is not None:
         shown.append(f"{snapshot.device.spans} spans by {snapshot.device.timing}")

@@ -87,8 +87,11 @@ LOADERS = {
 @pytest.mark.parametrize(("kind", "sizes", "trains", "all_of", "of_training", "spans"), LOADERS.values(), ids=LOADERS)
 def test_fetches_are_counted(run, kind, sizes, trains, all_of, of_training, spans):
     loader, counts = profiled(run, kind(run, sizes), trains)
+    fetches = iter(loader)
+    begun = run.snapshot().sections.get("data_loading")
+    assert (begun.total_s if begun else 0.0) == 5.0 * (kind is SlowToBegin)
     with pytest.raises(ValueError, match="bad file") if kind is Broken else nullcontext():
-        for _ in loader:
+        for _ in fetches:
             run.clock.advance(10)
     assert (counts.batches, counts.samples, counts.wait_ns) == all_of
     assert (counts.of(TRAIN).batches, counts.of(TRAIN).samples) == of_training

@@ -29,7 +29,6 @@ torch.profiler.profile.{name} = slow
 )  # fmt: skip
 def test_window_ends_if_steps_move_to_another_thread(tmp_path, text, files):
     outcome = trained(tmp_path, START + text + "\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
-    assert outcome.status == 0, outcome.stderr
     assert "True\n" in outcome.stdout
     assert captures(outcome) == files
     assert outcome.report["health"]["disabled"] == []
@@ -55,7 +54,6 @@ def test_profiler_of_another_thread_may_start_at_any_moment(tmp_path):
         "is_over = True; thread.join(); train(3); print(count > 5)"
     )
     outcome = trained(tmp_path, START + text, "every=14,length=6,windows=500")
-    assert outcome.status == 0, outcome.stderr
     assert "True\n" in outcome.stdout
     assert outcome.report["health"]["disabled"] == []
 
@@ -63,14 +61,13 @@ def test_profiler_of_another_thread_may_start_at_any_moment(tmp_path):
 def test_window_whose_first_step_reaches_a_limit_is_reported_as_dropped(tmp_path):
     text = "train(20, lambda: [time.sleep(0.01) for _ in range(80)] if len(losses) == 4 else None)"
     outcome = trained(tmp_path, START + text, "steps=5-8,seconds=0.3")
-    assert (outcome.status, captures(outcome)) == (0, [])
+    assert captures(outcome) == []
     assert "a capture window was dropped: step 5 was not over after 0.3 s (seconds=)" in health_notes(outcome)
 
 
 def test_interrupted_window_does_not_count_against_the_budget(tmp_path):
     text = "train(5)\nwith theirs() as prof: train(2)\ntrain(200, lambda: time.sleep(0.01))"
     outcome = trained(tmp_path, START + text, "steps=5-8,windows=1")
-    assert outcome.status == 0, outcome.stderr
     assert len(captures(outcome)) == 1
     assert "no further capture windows" not in health_notes(outcome)
 
@@ -79,8 +76,7 @@ def test_interrupted_window_does_not_count_against_the_budget(tmp_path):
 def test_sigterm_while_a_window_opens_or_ends_kills_the_process(tmp_path, name):
     patience = "import training_profiler.torch_capture.controller as controller; controller.JOIN_S = 600\n"
     text = SIGNALLED.format(name=name, signal="SIGTERM") + patience + START + "train(20)"
-    outcome = trained(tmp_path, text)
-    assert outcome.status == -15
+    outcome = trained(tmp_path, text, status=-15)
     assert "Traceback" not in outcome.stderr
     assert (captures(outcome), outcome.report["health"]["disabled"]) == ([], [])
     assert "a capture window of step 5 on was dropped: the run ended in it" in health_notes(outcome)
@@ -92,7 +88,6 @@ def test_ctrl_c_while_a_window_opens_or_ends_can_be_caught(tmp_path, name):
     text = SIGNALLED.format(name=name, signal="SIGINT") + START
     text += "try: train(20)\nexcept KeyboardInterrupt: print('caught')\ntrain(10)\n"
     outcome = trained(tmp_path, text + "with theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
-    assert outcome.status == 0, outcome.stderr
     assert "caught\n" in outcome.stdout
     assert "True\n" in outcome.stdout
     assert leftovers(outcome) == []
@@ -108,7 +103,6 @@ def test_run_stopped_by_another_thread_leaves_no_profiler_behind(tmp_path):
         "print(len(names(prof)) > 20)"
     )
     outcome = trained(tmp_path, START + text)
-    assert outcome.status == 0, outcome.stderr
     assert "recording False\nTrue\n" in outcome.stdout
     assert captures(outcome) == []
 
@@ -121,7 +115,6 @@ def test_internal_error_leaves_no_profiler_behind(tmp_path):
         "train(20)\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)"
     )
     outcome = trained(tmp_path, START + text)
-    assert outcome.status == 0, outcome.stderr
     assert "True\n" in outcome.stdout
     assert outcome.report["health"]["disabled"] == ["capture (RuntimeError: planted)"]
 

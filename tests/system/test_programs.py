@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,20 +79,6 @@ QUICK = {
 }
 
 
-def marked(names: list[str]) -> list[Any]:
-    """Return the names as parameters; all tests of a program run in one worker, most with the mark ``programs``."""
-    return [
-        pytest.param(
-            name, marks=[pytest.mark.xdist_group(name), *([] if name in QUICK else [pytest.mark.programs])], id=name
-        )
-        for name in names
-    ]
-
-
-every_program = pytest.mark.parametrize("name", marked(PROGRAMS))
-every_report = pytest.mark.parametrize("name", marked([name for name in PROGRAMS if name not in CUT_OFF | UNTRAINED]))
-
-
 class Pair(NamedTuple):
     """What one program did without and with the profiler."""
 
@@ -112,34 +98,12 @@ class Pair(NamedTuple):
         return dict(json.loads(path.read_text()))
 
 
-Run = Callable[[str], Pair]
-
-
-@pytest.fixture(scope="session")
-def pairs() -> dict[str, Pair]:
-    """Return what the programs did so far, which all tests of a program share."""
-    return {}
-
-
-@pytest.fixture
-def run(
-    request: pytest.FixtureRequest,
-    pairs: dict[str, Pair],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Run:
-    """Return a function that runs a program without and with the profiler: once, and again for a second chance."""
-    is_second_chance = getattr(request.node, "execution_count", 1) > 1
-
-    def pair_of(name: str) -> Pair:
-        if name not in pairs or is_second_chance:
-            cwd = tmp_path_factory.mktemp(name.replace("/", "_"))
-            is_own = name.startswith(OWN_PROCESS)
-            plain = run_as_command if is_own and name not in FORKED_ALONE else run_forked
-            profiled = run_profiled if is_own or name in STARTED else run_forked_profiled
-            pairs[name] = Pair(plain(name, cwd / "plain"), profiled(name, cwd / "profiled"))
-        return pairs[name]
-
-    return pair_of
+def pair_of(name: str, cwd: Path) -> Pair:
+    """Run a program without and with the profiler."""
+    is_own = name.startswith(OWN_PROCESS)
+    plain = run_as_command if is_own and name not in FORKED_ALONE else run_forked
+    profiled = run_profiled if is_own or name in STARTED else run_forked_profiled
+    return Pair(plain(name, cwd / "plain"), profiled(name, cwd / "profiled"))
 
 
 def run_profiled(name: str, cwd: Path) -> Outcome:
@@ -236,40 +200,35 @@ def unmatched(wanted: list[str], lines: Iterator[str]) -> list[str]:
     return []
 
 
-@every_program
-def test_program_ends_with_the_same_status_and_traceback(run: Run, name: str) -> None:
-    pair = run(name)
-    assert pair.profiled.status == pair.plain.status, pair.profiled.stderr
-    if "Traceback" in pair.plain.stderr:
-        traceback = pair.plain.stderr[pair.plain.stderr.index("Traceback") :]
-        assert traceback in pair.profiled.stderr
-
-
-@every_program
-def test_lines_and_losses_are_printed_unchanged(run: Run, name: str) -> None:
-    pair = run(name)
-    wanted = pair.plain.stdout.splitlines()
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.programs) for name in PROGRAMS]
+)
+def test_program_is_as_without_the_profiler_and_the_report_has_its_own_counts(tmp_path: Path, name: str) -> None:
+    pair = pair_of(name, tmp_path)
+    plain, profiled = pair
+    assert profiled.status == plain.status, profiled.stderr
+    assert "Traceback" not in plain.stderr or plain.stderr[plain.stderr.index("Traceback") :] in profiled.stderr
     assert pair.truth
-    assert unmatched(wanted, iter(pair.profiled.stdout.splitlines())) == []
+    assert unmatched(plain.stdout.splitlines(), iter(profiled.stdout.splitlines())) == []
+    assert not complaints(profiled.stderr) - complaints(plain.stderr), profiled.stderr
+    assert {path.name for path in profiled.cwd.iterdir()} - {"runs"} == {path.name for path in plain.cwd.iterdir()}
+    said = profiled.stderr.splitlines()
+    if name in CUT_OFF:
+        assert_journal_has_the_steps(pair)
+    elif name not in UNTRAINED:
+        assert_report_has_the_counts(pair)
+        health = pair.report["health"]
+        said += [*health["notes"], *health["disabled"]]
+        assert health["dropped"] == 0
+        assert health["disabled"] == [] or name in PATCH_REPLACED
+    if name in UNMEASURED:
+        assert [line for line in said if re.search(UNMEASURED[name], line, re.IGNORECASE)], said
+    if name == "compile/models":
+        assert pair.report["step_time"]["warmup_count"] >= 1
 
 
-@every_program
-def test_no_traceback_or_warning_is_added(run: Run, name: str) -> None:
-    pair = run(name)
-    added = complaints(pair.profiled.stderr) - complaints(pair.plain.stderr)
-    assert not added, pair.profiled.stderr
-
-
-@every_program
-def test_program_leaves_the_same_files_beside_the_run_folder(run: Run, name: str) -> None:
-    pair = run(name)
-    plain, profiled = ({path.name for path in outcome.cwd.iterdir()} for outcome in pair)
-    assert profiled - {"runs"} == plain
-
-
-@every_report
-def test_counts_equal_those_of_the_program(run: Run, name: str) -> None:
-    pair = run(name)
+def assert_report_has_the_counts(pair: Pair) -> None:
+    """Check that the run is reported once, with the program's own counts and shares that add up."""
     report, truth = pair.report, pair.truth
     counts = {section: counted(report, section) for section in truth}
     expected = {
@@ -277,49 +236,16 @@ def test_counts_equal_those_of_the_program(run: Run, name: str) -> None:
         for section, count in truth.items()
     }
     assert counts == expected
-
-
-@every_report
-def test_run_is_reported_once(run: Run, name: str) -> None:
-    pair = run(name)
-    assert pair.report
     assert pair.profiled.summaries == 1
-
-
-@every_report
-def test_shares_add_up_to_the_run(run: Run, name: str) -> None:
-    report = run(name).report
     sections = report["sections"].values()
     assert sum(section["share"] or 0 for section in sections) == pytest.approx(1, abs=1e-6)
     assert sum(section["self_s"] for section in sections) == pytest.approx(report["wall_s"], abs=1e-6)
 
 
-@every_report
-def test_nothing_is_dropped_or_disabled(run: Run, name: str) -> None:
-    health = run(name).report["health"]
-    assert health["dropped"] == 0
-    assert health["disabled"] == [] or name in PATCH_REPLACED
-
-
-@pytest.mark.parametrize("name", marked(sorted(UNMEASURED)))
-def test_unrecognised_parts_are_reported(run: Run, name: str) -> None:
-    pair = run(name)
-    lines = pair.profiled.stderr.splitlines()
-    if name not in UNTRAINED:
-        lines += [*pair.report["health"]["notes"], *pair.report["health"]["disabled"]]
-    assert [line for line in lines if re.search(UNMEASURED[name], line, re.IGNORECASE)], lines
-
-
-@pytest.mark.parametrize("name", marked(sorted(CUT_OFF)))
-def test_journal_outlives_an_exit_without_handlers(run: Run, name: str) -> None:
-    pair = run(name)
+def assert_journal_has_the_steps(pair: Pair) -> None:
+    """Check that the journal outlives an exit without handlers."""
     (folder,) = (pair.profiled.cwd / "runs").glob("2*")
     outcome = report_command(folder, str(folder), "--json")
     assert outcome.status == 0, outcome.stderr
     steps = pair.truth["steps"]
     assert steps - LOG_EVERY <= json.loads(outcome.stdout)["steps"] <= steps
-
-
-@pytest.mark.parametrize("name", marked(["compile/models"]))
-def test_compile_time_counts_as_warmup(run: Run, name: str) -> None:
-    assert run(name).report["step_time"]["warmup_count"] >= 1

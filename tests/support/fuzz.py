@@ -22,7 +22,7 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -114,42 +114,17 @@ def check_data(value: Any) -> None:
             assert part.isprintable(), repr(part)[:200]
 
 
-def read_journal(folder: Path, data: bytes) -> None:
-    """Report a run whose only journal is ``data``."""
-    (folder / "rank0.jsonl").write_bytes(data)
-    command("report", str(folder), "--checklist")
-    command("report", str(folder), "--json")
-    command("html", str(folder))
-    command("timeline", str(folder))
-    command("watch", str(folder), "--once")
-    command("compare", str(JOURNALS), str(folder), "--json")
+def commands(*lines: str, file: str = "rank0.jsonl", others: Mapping[str, bytes] = {}) -> Callable[[Path, bytes], None]:
+    """Return what reads a file by commands, in which RUN is its folder; ``others`` lie beside it, by their names."""
 
+    def read(folder: Path, data: bytes) -> None:
+        for name, content in {file: data, **others}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+        for line in lines:
+            command(*(word.replace("RUN", str(folder)).replace("JOURNALS", str(JOURNALS)) for word in line.split()))
 
-def read_rank(folder: Path, data: bytes) -> None:
-    """Report a run in which another rank's journal is ``data``."""
-    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
-    (folder / "rank1.jsonl").write_bytes(data)
-    command("report", str(folder))
-    command("report", str(folder), "--json")
-    command("html", str(folder))
-    command("timeline", str(folder), "--format", "collapsed")
-
-
-def read_meta(folder: Path, data: bytes) -> None:
-    """Report a run whose meta.json is ``data``."""
-    (folder / "meta.json").write_bytes(data)
-    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
-    command("report", str(folder))
-    command("html", str(folder))
-
-
-def read_trials(folder: Path, data: bytes) -> None:
-    """Report a run on which changes were tried, with ``data`` as what that found."""
-    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
-    (folder / results.FILE).write_bytes(data)
-    command("report", str(folder))
-    command("report", str(folder), "--json")
-    command("html", str(folder))
+    return read
 
 
 def read_state(folder: Path, data: bytes) -> None:
@@ -157,16 +132,6 @@ def read_state(folder: Path, data: bytes) -> None:
     (folder / state.FILE).write_bytes(data)
     with contextlib.suppress(RunFolderError):
         state.load_state(folder)
-
-
-def read_report(folder: Path, data: bytes) -> None:
-    """List a run whose report.json is ``data``."""
-    run = folder / "20260101-000000"
-    run.mkdir()
-    (run / "meta.json").write_text(json.dumps(META))
-    (run / "report.json").write_bytes(data)
-    command("list", str(folder))
-    command("list", str(folder), "--json", "--sort", "step")
 
 
 def read_stacks(folder: Path, data: bytes) -> None:
@@ -197,22 +162,6 @@ def read_message(folder: Path, data: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         all_ranks_stats([summary], 2)
-
-
-def read_trace(folder: Path, data: bytes) -> None:
-    """Analyse a trace, gzipped or not."""
-    path = folder / "a.pt.trace.json"
-    path.write_bytes(data)
-    command("trace", str(path), "--view", "overview", "--view", "trace", "--view", "operators", "--view", "kernels")
-    command("trace", str(path), "--json")
-
-
-def read_snapshot(folder: Path, data: bytes) -> None:
-    """Show what fills the memory."""
-    path = folder / "memory.pickle"
-    path.write_bytes(data)
-    command("trace", "--memory-snapshot", str(path))
-    command("trace", "--memory-snapshot", str(path), "--json")
 
 
 def _traces() -> list[bytes]:
@@ -302,13 +251,43 @@ def members(data: bytes) -> bytes:
     return empty.join(parts) + empty * random.choice([0, 0, 10_000])
 
 
+RANK_0 = {"rank0.jsonl": (JOURNALS / "rank0.jsonl").read_bytes()}
+MEMORY = "trace --memory-snapshot RUN/memory.pickle"
+VIEWS = "--view overview --view trace --view operators --view kernels"
+read_trace = commands(f"trace RUN/a.pt.trace.json {VIEWS}", "trace RUN/a.pt.trace.json --json", file="a.pt.trace.json")
 KINDS = {
-    "journal": Kind(_journals, read_journal, lines=True),
-    "rank": Kind(_file("rank1.jsonl"), read_rank, lines=True),
-    "meta": Kind(lambda: [json.dumps(META).encode()], read_meta),
-    "trials": Kind(_trials, read_trials, lines=True),
+    "journal": Kind(
+        _journals,
+        commands(
+            *("report RUN --checklist", "report RUN --json", "html RUN", "timeline RUN", "watch RUN --once"),
+            "compare JOURNALS RUN --json",
+        ),
+        lines=True,
+    ),
+    "rank": Kind(
+        _file("rank1.jsonl"),
+        commands(
+            *("report RUN", "report RUN --json", "html RUN", "timeline RUN --format collapsed"),
+            file="rank1.jsonl",
+            others=RANK_0,
+        ),
+        lines=True,
+    ),
+    "meta": Kind(
+        lambda: [json.dumps(META).encode()], commands("report RUN", "html RUN", file="meta.json", others=RANK_0)
+    ),
+    "trials": Kind(
+        _trials, commands("report RUN", "report RUN --json", "html RUN", file=results.FILE, others=RANK_0), lines=True
+    ),
     "state": Kind(_states, read_state),
-    "report": Kind(_reports, read_report),
+    "report": Kind(
+        _reports,
+        commands(
+            *("list RUN", "list RUN --json --sort step"),
+            file="20260101-000000/report.json",
+            others={"20260101-000000/meta.json": json.dumps(META).encode()},
+        ),
+    ),
     "stacks": Kind(_stacks, read_stacks),
     "request": Kind(_file("capture-request.json"), read_request),
     "message": Kind(_messages, read_message, lines=True),
@@ -316,7 +295,7 @@ KINDS = {
     "trace.gz": Kind(_traces, read_trace, pack=lambda data: gzip.compress(data, 1)),
     "members.gz": Kind(_traces, read_trace, pack=members),
     "damaged.gz": Kind(lambda: [gzip.compress(trace) for trace in _traces()], read_trace),
-    "snapshot": Kind(_snapshots, read_snapshot),
+    "snapshot": Kind(_snapshots, commands(MEMORY, f"{MEMORY} --json", file="memory.pickle")),
 }
 
 

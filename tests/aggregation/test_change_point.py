@@ -87,40 +87,23 @@ def test_a_large_step_is_found_although_values_drift_on_both_sides():
     assert found == 50
 
 
-def points(ys):
-    return [(float(x), y) for x, y in enumerate(ys)]
+CERTAIN, CHANCE = 0.0, 0.5  # that the values rise by chance alone
+RISES = {
+    "by half": ([1.0 + 0.5 * i / 199 for i in range(200)], (0.472, CERTAIN)),  # from the first of 20 blocks to the last
+    "not at all": ([1.0] * 200, (0.0, CHANCE)),
+    "by one outlier": ([1.0] * 199 + [1e6], (0.0, CHANCE)),
+    "of 40 values": ([1.0] * 40, (0.0, CHANCE)),
+    "of too few": ([1.0] * 39, None),
+    "from zero": ([0.0] * 40, None),
+    # A straight line through them begins below 0.
+    "that becomes steeper, from its first values": ([0.01 + (i / 199) ** 3 for i in range(200)], (79.495, CERTAIN)),
+}
 
 
-def test_a_rise_by_half_is_certain():
-    found = trend(points([1.0 + 0.5 * i / 199 for i in range(200)]))
-    assert round(found.rise, 2) == 0.47  # from the first of 20 blocks to the last
-    assert found.p_value < 1e-6
-
-
-def test_a_flat_series_does_not_rise():
-    found = trend(points([1.0] * 200))
-    assert (found.rise, found.p_value) == (0.0, 0.5)
-
-
-def test_a_rise_that_becomes_steeper_is_one_from_its_first_values():
-    found = trend(points([0.01 + (i / 199) ** 3 for i in range(200)]))
-    assert found.rise > 10  # a straight line through them begins below 0
-    assert found.p_value < 1e-6
-
-
-def test_one_outlier_does_not_move_the_trend():
-    ys = [1.0] * 200
-    ys[199] = 1e6
-    assert trend(points(ys)).rise == 0.0
-
-
-def test_40_points_are_enough():
-    assert trend(points([1.0] * 40)) is not None
-    assert trend(points([1.0] * 39)) is None
-
-
-def test_a_series_that_begins_at_zero_has_no_relative_rise():
-    assert trend(points([0.0] * 40)) is None
+@pytest.mark.parametrize(("ys", "expected"), RISES.values(), ids=RISES)
+def test_a_rise_is_relative_to_the_first_values_and_has_its_probability(ys, expected):
+    found = trend([(float(x), y) for x, y in enumerate(ys)])
+    assert (found and (round(found.rise, 3), pytest.approx(found.p_value, abs=1e-6))) == expected
 
 
 MIB = 2**20
@@ -133,45 +116,23 @@ def series_of(values, every_s=1.0):
     return series
 
 
-def test_memory_that_rises_steadily_grows():
-    growth = series_of([100 * MIB + 3 * MIB * i for i in range(60)]).growth()
-    assert growth.bytes == pytest.approx(3 * MIB * growth.seconds)
-    assert (growth.points, growth.seconds) == (48, 47.0)
-    assert growth.p_value < 1e-9
+GROWTHS = {  # bytes, values, and the probability of a growth by chance
+    "steady": ([100 * MIB + 3 * MIB * i for i in range(60)], (3 * MIB * 47, 48, CERTAIN)),
+    "of ten values": ([10.0 * i for i in range(10)], (70, 8, 0.0004)),
+    "of nine": (range(9), None),
+    "by an allocation at the start": ([10.0, 400.0, 900.0, 1000.0, *[1100.0] * 36], (0, 32, CHANCE)),
+    "that has ended": ([*range(50), *[50.0] * 50], (0, 80, CERTAIN)),
+    "by noise": ([1000.0 + (7919 * i % 101) for i in range(200)], (0, 160, 0.3976)),
+    "below zero": ([1000.0 - i for i in range(60)], (-47, 48, CHANCE)),
+}
 
 
-def test_ten_samples_are_enough_and_nine_are_not():
-    assert series_of(range(9)).growth() is None
-    growth = series_of([10.0 * i for i in range(10)]).growth()
-    assert (growth.bytes, growth.points) == (70.0, 8)
-    assert growth.p_value == pytest.approx(0.0004, abs=1e-4)
-
-
-def test_allocation_at_the_start_is_not_growth():
-    growth = series_of([10.0, 400.0, 900.0, 1000.0, *[1100.0] * 36]).growth()
-    assert growth.bytes == 0
-    assert growth.p_value > 0.4
-
-
-def test_slowing_growth_is_that_of_the_later_half():
-    growth = series_of([*range(50), *[50.0] * 50]).growth()
-    assert growth.bytes == 0
-
-
-def test_noise_is_not_growth():
-    growth = series_of([1000.0 + (7919 * i % 101) for i in range(200)]).growth()
-    assert abs(growth.bytes) < 20
-    assert growth.p_value > 0.05
-
-
-def test_shrinking_memory_is_not_growth():
-    growth = series_of([1000.0 - i for i in range(60)]).growth()
-    assert growth.bytes == -47
-    assert growth.p_value == pytest.approx(0.5)
-
-
-def test_a_stopped_clock_shows_no_growth():
-    assert series_of(range(60), every_s=0.0).growth() is None
+@pytest.mark.parametrize(("values", "expected"), GROWTHS.values(), ids=GROWTHS)
+def test_growth_of_memory_leaves_out_the_first_values_and_has_its_probability(values, expected):
+    found = series_of(values).growth()
+    assert (found and (found.bytes, found.points, pytest.approx(found.p_value, abs=1e-4))) == expected
+    assert found is None or found.seconds == found.points - 1
+    assert series_of(values, every_s=0.0).growth() is None  # the clock stands still
 
 
 def test_points_are_bounded_and_keep_the_slope():

@@ -140,33 +140,30 @@ def weighted(*stretches: tuple[str, float]) -> dict:
     return {name: ns / NS_PER_S for (_, name), ns in lines.times().items()}
 
 
-def test_a_sample_stands_for_more_time_where_samples_are_rarer():
-    dense, rare = [("A" * 100, 1.0)] * 3, [("AABB", 1.0)] * 60
-    assert weighted(*dense, *rare) == pytest.approx({"A": 33, "B": 30}, rel=0.01)
+@pytest.mark.parametrize(
+    ("stretches", "seconds", "rel"),
+    [
+        ([("A" * 100, 1.0)] * 3 + [("AABB", 1.0)] * 60, {"A": 33, "B": 30}, 0.01),  # samples become rarer
+        ([("A", 1.0), ("", 1.0), ("B", 1.0), ("A", 0.5), ("", 2.5)] * 20, {"A": 80, "B": 40}, 0.01),
+        # One by one, the last three would have a third of the time, which is chance.
+        ([("AAAABBBBBB" * 10, 1.0)] * 3 + [("B", 4.0)] * 3, {"A": 6, "B": 9}, 0.033),
+    ],
+)
+def test_a_sample_stands_for_the_time_between_it_and_others(stretches, seconds, rel):
+    assert weighted(*stretches) == pytest.approx(seconds, rel=rel)
 
 
-def test_rare_samples_stand_for_the_time_of_stretches_without_any():
-    rare = [("A", 1.0), ("", 1.0), ("B", 1.0), ("A", 0.5), ("", 2.5)] * 20
-    assert weighted(*rare) == pytest.approx({"A": 80, "B": 40}, rel=0.01)
-
-
-def test_a_few_samples_at_the_end_do_not_stand_for_seconds():
-    # One by one, the last three would have a third of the time, which is chance.
-    seconds = weighted(*[("AAAABBBBBB" * 10, 1.0)] * 3, ("B", 4.0), ("B", 4.0), ("B", 4.0))
-    assert seconds["A"] / sum(seconds.values()) == pytest.approx(0.4, abs=0.02)
-    assert sum(seconds.values()) == pytest.approx(15)
-
-
-def test_samples_of_no_section_have_their_part_of_a_stretch():
+@pytest.mark.parametrize(
+    ("samples", "times"),
+    [
+        ({(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}, (30, 30, 20, 10)),
+        ({(IN_STEPS, "A"): 3, (IN_STEPS, "B"): 1}, (45, 15)),  # of a step that ends later
+    ],
+)
+def test_samples_of_no_section_have_their_part_of_a_stretch(samples, times):
     lines = WeightedLines()
-    lines.add(Counter({(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}), 60)
-    assert lines.times() == {(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}
-
-
-def test_samples_of_a_step_that_ends_later_have_a_time_without_others():
-    lines = WeightedLines()
-    lines.add(Counter({(IN_STEPS, "A"): 3, (IN_STEPS, "B"): 1}), 60)
-    assert lines.times() == {(IN_STEPS, "A"): 45, (IN_STEPS, "B"): 15}
+    lines.add(Counter(samples), 60)
+    assert lines.times() == dict(zip(samples, times, strict=True))
 
 
 def test_parts_of_a_run_have_the_sum_of_their_times():
@@ -194,23 +191,32 @@ def totals_of(lines, startup_s=10, outside_s=30, steps_s=20):
     return totals
 
 
-def test_samples_are_divided_at_the_first_step():
-    found = outside_samples(
-        totals_of(
-            {
-                (0, IMPORT): 100,
-                (0, NEGATIVES): 50,
-                (0, LOOP): 20,
-                (IN_STEPS, LOOP): 20,
-                (BEFORE_STEPS, IMPORT._replace(activity="imports")): 100,
-                (BEFORE_STEPS, NEGATIVES._replace(activity="data set")): 10,
-            }
+OF_IMPORTS, OF_DATA, OF_SETUP = (
+    (BEFORE_STEPS, place._replace(activity=activity))
+    for place, activity in ((IMPORT, "imports"), (NEGATIVES, "data set"), (LOOP, "my setup"))
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sections", "before", "after", "seconds"),
+    [
+        (
+            {(0, IMPORT): 100, (0, NEGATIVES): 50, (0, LOOP): 20, (IN_STEPS, LOOP): 20, OF_IMPORTS: 100, OF_DATA: 10},
+            {"", "forward_pass"},
+            {IMPORT: 100, NEGATIVES: 10},
+            {NEGATIVES: 40},
+            (10, 20),
         ),
-        {"", "forward_pass"},
-    )
-    assert found.before == Counter({IMPORT: 100, NEGATIVES: 10})
-    assert found.after == Counter({NEGATIVES: 40})
-    assert (found.before_ns, found.after_ns) == (10 * NS_PER_S, 20 * NS_PER_S)
+        ({(0, IMPORT): 30, OF_IMPORTS: 30, OF_SETUP: 10}, {"my setup"}, {IMPORT: 30}, {}, (7.5, 22.5)),
+        ({(0, NEGATIVES): 40}, set(), {}, {NEGATIVES: 40}, (10, 20)),
+    ],
+)
+def test_samples_are_divided_at_the_first_step_and_sections_before_it_are_not_in_its_time(
+    lines, sections, before, after, seconds
+):
+    found = outside_samples(totals_of(lines), sections)
+    assert (found.before, found.after) == (before, after)
+    assert (found.before_ns / NS_PER_S, found.after_ns / NS_PER_S) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -222,18 +228,6 @@ def test_a_sample_stands_for_the_same_time_on_both_sides(before, after, expected
     lines = {(0, IMPORT): before, (0, NEGATIVES): after, (BEFORE_STEPS, IMPORT): before}
     even = outside_samples(totals_of(lines), set()).evenly()
     assert (even[IMPORT], even[NEGATIVES]) == expected
-
-
-def test_sections_before_the_first_step_are_not_in_its_time():
-    lines = {(0, IMPORT): 30, (BEFORE_STEPS, IMPORT): 30, (BEFORE_STEPS, LOOP._replace(activity="my setup")): 10}
-    found = outside_samples(totals_of(lines), {"my setup"})
-    assert found.before == Counter({IMPORT: 30})
-    assert found.before_ns == pytest.approx(7.5 * NS_PER_S)
-
-
-def test_without_samples_before_the_first_step_its_time_is_known():
-    found = outside_samples(totals_of({(0, NEGATIVES): 40}), set())
-    assert (found.before_ns, found.after_ns) == (10 * NS_PER_S, 20 * NS_PER_S)
 
 
 ONCE, EACH = Location("train.py", 3, "prepare"), Location("train.py", 9, "update")
@@ -257,16 +251,15 @@ def unexplained(run: FakeRun) -> str:
     return message
 
 
-def test_a_finding_about_steps_names_no_line_of_the_first_one():
-    run = trained(once=500)
+def test_a_finding_about_steps_names_no_line_of_the_first_one_and_the_breakdown_all(tmp_path):
+    run = trained(once=500, journal=tmp_path / "rank0.jsonl")
     assert "train.py:9 update (100% of it)" in unexplained(run)
     assert "prepare" not in unexplained(run)
-
-
-def test_all_lines_stay_in_the_breakdown_of_the_run():
-    snapshot = trained(once=500).snapshot()
-    assert [line.line for line in snapshot.hottest(OTHER)] == [3, 9]
-    assert [line.line for line in snapshot.hottest(OTHER, of_steps=True)] == [9]
+    live = run.snapshot()
+    assert [line.line for line in live.hottest(OTHER)] == [3, 9]
+    assert [line.line for line in live.hottest(OTHER, of_steps=True)] == [9]
+    assert read_run(tmp_path).settled_lines == live.settled_lines
+    assert live.settled_lines[OTHER][0].share == pytest.approx(live.sections[OTHER].share)
 
 
 def test_with_few_samples_after_warmup_no_line_is_named():
@@ -274,13 +267,6 @@ def test_with_few_samples_after_warmup_no_line_is_named():
     assert run.snapshot().settled_lines == {}
     assert run.snapshot().lines_of_steps(OTHER) == ()
     assert "train.py" not in unexplained(run)
-
-
-def test_a_journal_has_the_same_lines(tmp_path):
-    run = trained(once=500, journal=tmp_path / "rank0.jsonl")
-    live = run.snapshot()
-    assert read_run(tmp_path).settled_lines == live.settled_lines
-    assert live.settled_lines[OTHER][0].share == pytest.approx(live.sections[OTHER].share)
 
 
 def test_samples_of_seconds_with_many_of_them_do_not_count_more():

@@ -18,16 +18,11 @@ def added(sums, ids, durations_ns, steps=None, is_measured=None):
     return sums
 
 
-def test_the_first_of_equal_extremes_gives_the_step():
-    sums = added(SectionSums(), [1, 1, 1, 1], [5, 9, 5, 9], steps=[1, 2, 3, 4])
-    assert (sums.min_step[1], sums.max_step[1]) == (1, 2)
-
-
-def test_warmup_spans_count_for_totals_but_not_averages():
-    measured = np.array([False, True, True])
-    sums = added(SectionSums(), [1, 1, 1], [1000, 10, 20], is_measured=measured)
-    assert (sums.count[1], sums.total_ns[1]) == (3, 1030)
-    assert (sums.measured[1], sums.mean_ns[1], sums.max_ns[1], sums.bins[1].sum()) == (2, 15, 20, 2)
+def test_warmup_spans_count_for_totals_alone_and_the_first_of_equal_extremes_gives_the_step():
+    measured = np.array([False, True, True, True, True])
+    sums = added(SectionSums(), [1] * 5, [1000, 10, 20, 10, 20], steps=[1, 2, 3, 4, 5], is_measured=measured)
+    assert (sums.count[1], sums.total_ns[1], sums.min_step[1], sums.max_step[1]) == (5, 1060, 2, 3)
+    assert (sums.measured[1], sums.mean_ns[1], sums.max_ns[1], sums.bins[1].sum()) == (4, 15, 20, 4)
 
 
 def test_growing_keeps_sums():
@@ -65,10 +60,10 @@ def series_of(*batches):
     return series
 
 
-def test_few_steps_are_kept_one_by_one():
-    series = series_of([[1, 10], [2, 20]], [[3, 30]])
+def test_few_steps_are_kept_one_by_one_and_a_later_section_had_no_time_before():
+    series = series_of([[1, 10], [2, 20]], [[3, 30, 5]])
     assert series.steps_a_block == 1
-    assert series.sums_ns.tolist() == [[1, 10], [2, 20], [3, 30]]
+    assert series.sums_ns.tolist() == [[1, 10, 0], [2, 20, 0], [3, 30, 5]]
 
 
 def test_blocks_double_and_no_time_is_lost():
@@ -80,8 +75,3 @@ def test_blocks_double_and_no_time_is_lost():
     assert series.steps_a_block == 8
     expected = np.add.reduceat(steps, np.arange(0, len(steps), 8))
     assert series.sums_ns.tolist() == expected.tolist()
-
-
-def test_a_section_that_comes_later_had_no_time_before():
-    series = series_of([[1, 2]], [[3, 4, 5]])
-    assert series.sums_ns.tolist() == [[1, 2, 0], [3, 4, 5]]

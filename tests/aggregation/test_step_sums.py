@@ -91,20 +91,21 @@ def test_slow_first_steps_are_warm_up(durations_ns, configured, warmup):
     assert sums_of(durations_ns).warmup_steps(configured) == warmup
 
 
-def test_p95_is_the_nearest_rank_of_the_steps_after_warm_up():
-    sums = sums_of([90_000] * 5 + list(range(1_000, 101_000, 1_000)))
-    assert sums.p95_ns(without_first=5) == pytest.approx(95_000, rel=0.01)
-
-
-def test_p95_leaves_out_steps_slowed_by_a_capture():
+@pytest.mark.parametrize(
+    ("durations_ns", "slowed", "without_first", "p95_ns"),
+    [
+        ([90_000] * 5 + list(range(1_000, 101_000, 1_000)), [], 5, 95_000),
+        ([50_000, *[1_000] * 40, 70_000, 60_000, 80_000], [0, 41, 42, 43], 1, 1_000),
+        ([1_000] * 21, [], 1, 1_000),
+        ([1_000] * 20, [], 1, None),
+    ],
+)
+def test_p95_is_the_nearest_rank_of_twenty_steps_that_neither_warm_up_nor_a_capture_slowed(
+    durations_ns, slowed, without_first, p95_ns
+):
     sums = StepSums()
-    sums.add([50_000, *[1_000] * 40, 70_000, 60_000, 80_000], slowed=[0, 41, 42, 43])
-    assert sums.p95_ns(without_first=1) == pytest.approx(1_000, rel=0.01)
-
-
-def test_p95_needs_twenty_steps():
-    assert sums_of([1_000] * 20).p95_ns(without_first=1) is None
-    assert sums_of([1_000] * 21).p95_ns(without_first=1) == pytest.approx(1_000, rel=0.01)
+    sums.add(durations_ns, slowed)
+    assert sums.p95_ns(without_first) == (p95_ns and pytest.approx(p95_ns, rel=0.01))
 
 
 def test_without_steps_there_are_no_stats():
@@ -152,13 +153,9 @@ def test_sections_explain_steps_as_they_vary_with_them(changes, expected):
     assert coupling_of(self_ns).explained().tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("step_ns", [100_000_000, 333_333_333, 7])
-def test_equal_steps_have_nothing_to_explain(step_ns):
-    assert coupling_of(np.full((1000, 3), step_ns)).explained().tolist() == [0, 0, 0]
-
-
-def test_a_single_step_explains_nothing():
-    assert coupling_of(np.full((11, 3), 10)).explained().tolist() == [0, 0, 0]
+@pytest.mark.parametrize(("steps", "step_ns"), [(1000, 100_000_000), (1000, 333_333_333), (1000, 7), (11, 10)])
+def test_equal_steps_or_a_single_one_have_nothing_to_explain(steps, step_ns):
+    assert coupling_of(np.full((steps, 3), step_ns)).explained().tolist() == [0, 0, 0]
 
 
 def test_steps_slowed_by_capture_enter_count_and_total_only():
@@ -207,17 +204,20 @@ def sizes_of(elements_of, steps=200, every=8):
     return sizes
 
 
-def test_longer_episodes_have_more_forward_passes():
-    growth = work_growth(points(lambda step: 10 + step, lambda step: 1e6 * (10 + step)), Series())
-    assert growth.unit == "forward passes"
-    assert growth.rise == pytest.approx(10, rel=0.3)
-    assert growth.unit_rise == pytest.approx(0, abs=0.1)
-
-
-def test_larger_inputs_have_more_elements():
-    growth = work_growth(points(lambda step: 1, lambda step: 1e6 * step), sizes_of(lambda step: 32 * (20 + step)))
-    assert growth.unit == "input elements"
-    assert growth.rise == pytest.approx(200 / 20, rel=0.3)
+@pytest.mark.parametrize(
+    ("calls_of", "ns_of", "sizes", "unit", "rise", "unit_rise"),
+    [
+        (lambda step: 10 + step, lambda step: 1e6 * (10 + step), Series(), "forward passes", 10, 0),
+        (lambda _: 1, lambda step: 1e6 * step, sizes_of(lambda step: 32 * (20 + step)), "input elements", 10, 0.513),
+        # Sizes by update, where a step has two of them.
+        (lambda _: 2, lambda step: 1e6 * (20 + step), sizes_of(lambda at: 40 + at, steps=400), "input elements", 9, 0),
+    ],
+)
+def test_longer_episodes_and_larger_inputs_are_more_work(calls_of, ns_of, sizes, unit, rise, unit_rise):
+    growth = work_growth(points(calls_of, ns_of), sizes)
+    assert growth.unit == unit
+    assert growth.rise == pytest.approx(rise, rel=0.3)
+    assert growth.unit_rise == pytest.approx(unit_rise, rel=0.3, abs=0.15)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +235,6 @@ def test_other_work_does_not_grow(calls, ns_of, elements_of):
     assert work_growth([], Series()) is None
 
 
-def test_sizes_by_update_fit_steps_of_several_updates():
-    growth = work_growth(
-        points(lambda step: 2, lambda step: 1e6 * (20 + step)), sizes_of(lambda update: 40 + update, steps=400)
-    )
-    assert growth.unit == "input elements"
-    assert growth.unit_rise == pytest.approx(0, abs=0.15)
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 5000])
 def test_forward_passes_stay_with_their_steps(chunk):
     sums = StepSums()
@@ -255,11 +247,14 @@ def test_forward_passes_stay_with_their_steps(chunk):
     assert [point.calls for point in series] == sorted(point.calls for point in series)
 
 
-def test_episodes_of_different_length_explain_step_times():
+def test_episodes_of_different_length_explain_step_times_and_equal_ones_nothing():
     draw = random.Random(1)
     lengths = [draw.randint(10, 300) for _ in range(201)]
     assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[step])) > 0.9
     assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[-step])) < 0.1
+    for calls in (0, 4):
+        assert explained_by_calls(points(lambda step, calls=calls: calls, lambda step: 1e6 * step)) == 0
+    assert explained_by_calls([]) == 0
 
 
 LENGTHS = [random.Random(step).randint(10, 300) for step in range(200)]
@@ -281,10 +276,13 @@ def test_inputs_of_any_length_explain_step_times(power):
     assert work_of(durations, some).explained() > 0.9
 
 
-def test_inputs_of_several_forward_passes_are_work_of_their_step():
+def test_inputs_of_several_forward_passes_are_work_of_their_step_and_means_of_several_steps_are_left_out():
     durations = [MS * length for length in LENGTHS]
     halves = [(step, part) for step in range(60) for part in (LENGTHS[step] // 3, LENGTHS[step] - LENGTHS[step] // 3)]
     assert work_of(durations, halves).explained() == pytest.approx(1.0)
+    means = InputWork()
+    means.add(0, durations, [(2, 2.0 * step, 2.0 * LENGTHS[step]) for step in range(1, 99)])
+    assert means.explained() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -306,35 +304,17 @@ def test_other_steps_are_not_explained_by_their_inputs(durations, sizes):
     assert work_of(durations, sizes).explained() < 0.1
 
 
-def test_means_of_the_inputs_of_several_steps_are_left_out():
-    work = InputWork()
-    work.add(0, [MS * length for length in LENGTHS], [(2, 2.0 * step, 2.0 * LENGTHS[step]) for step in range(1, 99)])
-    assert work.explained() == 0.0
-
-
-@pytest.mark.parametrize("calls", [0, 4])
-def test_the_same_number_of_calls_explains_nothing(calls):
-    assert explained_by_calls(points(lambda step: calls, lambda step: 1e6 * step)) == 0
-    assert explained_by_calls([]) == 0
-
-
-def test_steps_are_slowed_from_begin_to_end():
+def test_steps_are_slowed_from_begin_to_end_or_until_there_is_one():
     slowed = CaptureAffectedSteps()
     slowed.begin(5)
+    assert slowed.among(before=0, count=6) == [4, 5]
     slowed.end(8)
+    slowed.end(9)  # without a window
     assert slowed.among(before=0, count=10) == [4, 5, 6, 7]
     assert slowed.among(before=6, count=10) == [0, 1]
     assert slowed.among(before=8, count=10) == []
-
-
-def test_steps_are_slowed_until_an_end_is_set():
-    slowed = CaptureAffectedSteps()
-    slowed.begin(3)
-    assert slowed.among(before=0, count=4) == [2, 3]
-    slowed.end(3)
-    slowed.end(9)  # without a window
-    slowed.begin(6)
-    assert slowed.among(before=0, count=7) == [2, 5, 6]
+    slowed.begin(11)
+    assert slowed.among(before=4, count=7) == [0, 1, 2, 3, 6]
 
 
 def test_steps_are_settled_after_the_fifth_but_not_beside_a_capture_window():

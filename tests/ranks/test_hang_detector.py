@@ -1,6 +1,6 @@
-import random
-
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support.recording import IMPLEMENTATIONS, implementation_of
 from training_profiler.aggregation.accumulator import Accumulator
@@ -129,17 +129,18 @@ def one_by_one(events, names, before):
     return tuple(name for name, _, _ in kept), kept[-1][1] if kept else None
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_leaving_out_what_has_ended_changes_nothing(seed, recorder):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=True), st.booleans())
+def test_leaving_out_what_has_ended_changes_nothing(recorder, draw, is_written):
     """Sections of patches and of the user overlap, end twice or never, and loaders change between any two events."""
-    draw = random.Random(seed)
+    recorder = Recorder(clock=recorder.clock, implementation=recorder.implementation)
     ids = [recorder.names.id_of(name) for name in ("forward_pass", "backward_pass", "mine")]
     events, depth = [], draw.choice([0.3, 0.5, 0.55])
     for at_ns in range(draw.randrange(60)):
         code = draw.choice(ids) | draw.choice([0, INFERRED]) | draw.choice([0, 0, TIME_ONLY])
         exits = [-code, discarded_exit(code)]
         events += [at_ns, LOADER | 1 if draw.random() < 0.1 else code if draw.random() < depth else draw.choice(exits)]
-    events += [99] * (seed % 7 == 0)  # the code of the last one is about to be written
+    events += [99] * is_written  # the code of the last one is about to be written
     recorder.buffer().events.extend(events)
     before = [("mine", 5), ("forward_pass", 6)][: draw.randrange(3)]
     assert inside(recorder, before) == one_by_one(events, recorder.names.names, before)

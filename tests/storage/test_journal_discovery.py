@@ -30,57 +30,61 @@ def shown(folder):
     return [one.shown for one in journals], left_out
 
 
-def test_journals_are_sorted_by_attempt_and_rank(tmp_path):
-    folder = tmp_path / RUN
-    for rank, attempt in ((10, 0), (2, 0), (0, 1), (0, 0)):
-        write_rank(folder, rank, attempt=attempt)
-    (folder / "meta.json").write_text("{}")
-    (folder / "metrics.jsonl").write_text("{}\n")
-    assert shown(folder) == (["rank0.jsonl", "rank2.jsonl", "rank10.jsonl", "rank0-attempt1.jsonl"], [])
+OTHER_RUN = {"run": "20261120-101010", "launch": LaunchId("node9")}
+LATER = {"steps": 5, "name": "rank1-2.jsonl", "pid": 999, "wall_ns": 2 * 10**18}
+FOLDERS = {  # the folder, rank and options of each journal, and which of them are read
+    "journals are sorted by attempt and rank": (
+        [("", 10, {}), ("", 2, {}), ("", 0, {"attempt": 1}), ("", 0, {})],
+        ["rank0.jsonl", "rank2.jsonl", "rank10.jsonl", "rank0-attempt1.jsonl"],
+        [],
+    ),
+    "the later process of a rank is read": (
+        [("", 1, {"steps": 20}), ("", 1, LATER)],
+        ["rank1-2.jsonl"],
+        ["left out: rank1.jsonl, of an earlier process than rank1-2.jsonl"],
+    ),
+    "in a renamed folder rank 0 decides the run": (
+        [("other", 1, OTHER_RUN), ("other", 2, OTHER_RUN), ("", 0, {})],
+        ["rank0.jsonl"],
+        ["left out, of another run (20261120-101010): other/rank1.jsonl, other/rank2.jsonl"],
+    ),
+    "a rank without the run name belongs by its launch": (
+        [("", 0, {}), ("own", 3, {"run": f"{RUN}-rank3"})],
+        ["rank0.jsonl", "own/rank3.jsonl"],
+        [],
+    ),
+    "a second run of the same processes is left out": (
+        [("", 0, {}), ("later", 0, {"run": "20261121-150000"})],
+        ["rank0.jsonl"],
+        ["left out, of another run (20261121-150000): later/rank0.jsonl"],
+    ),
+    "runs of one name differ by launcher id": (
+        [("", rank, {"launch": LaunchId(f"node{rank}", torchrun="xy"[rank])}) for rank in (0, 1)],
+        ["rank0.jsonl"],
+        [f"left out, of another run ({RUN}): rank1.jsonl"],
+    ),
+    "ranks of two agents on one host share a run": (
+        [("", 0, {"launch": LAUNCH}), ("", 1, {"launch": LAUNCH._replace(parent_pid=42)})],
+        ["rank0.jsonl", "rank1.jsonl"],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [RUN, "renamed"])
+@pytest.mark.parametrize(("written", "read", "left_out"), FOLDERS.values(), ids=FOLDERS)
+def test_the_journals_of_one_run_are_read_and_others_named(tmp_path, name, written, read, left_out):
+    for folder, rank, options in written:
+        write_rank(tmp_path / name / folder, rank, **options)
+    (tmp_path / name / "meta.json").write_text("{}")
+    (tmp_path / name / "metrics.jsonl").write_text("{}\n")
+    assert shown(tmp_path / name) == (read, left_out)
 
 
 def test_the_first_line_identifies_a_journal_not_its_name(tmp_path):
     write_rank(tmp_path, 3, attempt=1, name="rank3 (of node1).jsonl")
     (one,) = find_journals(tmp_path)
     assert (one.rank, one.attempt, one.run) == (3, 1, RUN)
-
-
-def test_the_later_process_of_a_rank_is_read(tmp_path):
-    write_rank(tmp_path, 1, steps=20)
-    write_rank(tmp_path, 1, steps=5, name="rank1-2.jsonl", pid=999, wall_ns=2 * 10**18)
-    assert shown(tmp_path) == (["rank1-2.jsonl"], ["left out: rank1.jsonl, of an earlier process than rank1-2.jsonl"])
-
-
-def test_in_a_renamed_folder_rank_0_decides_the_run(tmp_path):
-    for rank in (1, 2):
-        write_rank(tmp_path / "other", rank, run="20261120-101010", launch=LaunchId("node9"))
-    write_rank(tmp_path, 0)
-    assert shown(tmp_path)[0] == ["rank0.jsonl"]
-
-
-def test_a_rank_without_the_run_name_belongs_by_its_launch(tmp_path):
-    write_rank(tmp_path, 0)
-    write_rank(tmp_path / "own", 3, run=f"{RUN}-rank3")
-    assert shown(tmp_path) == (["rank0.jsonl", "own/rank3.jsonl"], [])
-
-
-def test_a_second_run_of_the_same_processes_is_left_out(tmp_path):
-    folder = tmp_path / RUN
-    write_rank(folder, 0)
-    write_rank(folder / "later", 0, run="20261121-150000")
-    assert shown(folder) == (["rank0.jsonl"], ["left out, of another run (20261121-150000): later/rank0.jsonl"])
-
-
-def test_runs_of_one_name_differ_by_launcher_id(tmp_path):
-    write_rank(tmp_path, 0, launch=LaunchId("node0", torchrun="x"))
-    write_rank(tmp_path, 1, launch=LaunchId("node1", torchrun="y"))
-    assert shown(tmp_path) == (["rank0.jsonl"], [f"left out, of another run ({RUN}): rank1.jsonl"])
-
-
-def test_ranks_of_two_agents_on_one_host_share_a_run(tmp_path):
-    write_rank(tmp_path, 0, launch=LAUNCH)
-    write_rank(tmp_path, 1, launch=LAUNCH._replace(parent_pid=42))
-    assert shown(tmp_path) == (["rank0.jsonl", "rank1.jsonl"], [])
 
 
 def test_an_unreadable_file_has_a_reason_and_displaces_none(tmp_path):

@@ -223,26 +223,20 @@ def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
                 read_run(tmp_path)
 
 
-def test_a_journal_of_another_version_is_rejected(tmp_path):
-    (tmp_path / JOURNAL).write_text('{"kind": "begin", "schema": 99}\n')
-    with pytest.raises(RunFolderError, match="has schema 99, this version reads 1; read it with the version"):
-        read_run(tmp_path)
-
-
-def test_a_missing_folder_is_rejected_with_an_example(tmp_path):
-    with pytest.raises(RunFolderError, match="nowhere does not exist; example: training-profiler report runs/"):
-        read_run(tmp_path / "nowhere")
-
-
-def test_a_file_in_place_of_a_folder_is_rejected(tmp_path):
-    (tmp_path / JOURNAL).write_text("")
-    with pytest.raises(RunFolderError, match=r"rank0.jsonl is a file; give the run folder around it"):
-        read_run(tmp_path / JOURNAL)
-
-
-def test_a_folder_without_a_run_is_rejected(tmp_path):
-    with pytest.raises(RunFolderError, match=r"is not a run folder: rank0.jsonl cannot be read"):
-        read_run(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "asked", "message"),
+    [
+        ('{"kind": "begin", "schema": 99}\n', "", "has schema 99, this version reads 1; read it with the version"),
+        (None, "nowhere", "nowhere does not exist; example: training-profiler report runs/"),
+        ("", JOURNAL, "rank0.jsonl is a file; give the run folder around it"),
+        (None, "", "is not a run folder: rank0.jsonl cannot be read"),
+    ],
+)
+def test_what_is_no_run_of_this_version_is_rejected(tmp_path, content, asked, message):
+    if content is not None:
+        (tmp_path / JOURNAL).write_text(content)
+    with pytest.raises(RunFolderError, match=message):
+        read_run(tmp_path / asked)
 
 
 @pytest.fixture

@@ -32,29 +32,57 @@ def test_a_clock_an_hour_off_makes_no_rank_unresponsive(tmp_path, hours):
     assert ages[2] >= 78.0
 
 
-def test_a_rank_that_began_late_is_not_unresponsive(tmp_path):
-    write_rank(tmp_path, 0, sent_s=1000.0)
-    write_rank(tmp_path, 1, sent_s=300.0, off_s=700.0)
-    assert read_ranks(tmp_path).age_s == {0: 0.0, 1: 0.0}
+HERE = {"host": socket.gethostname(), "wall_ns": time.time_ns(), "is_ended": False}
+KILLED = "killed before the end, or still running: "
+RECEIVED = {  # what the journal of each rank is, and what is read of them
+    "a rank that began late is not unresponsive": (
+        [{"sent_s": 1000.0}, {"sent_s": 300.0, "off_s": 700.0}],
+        {"age_s": {0: 0.0, 1: 0.0}},
+    ),
+    "the place of a killed rank is named": (
+        [{}, {"is_ended": False, "inside": ("forward_pass", "attention")}],
+        {"left_out": (f"{KILLED}rank 1 (last at step 10 in forward_pass > attention, after 10.0 s)",)},
+    ),
+    "with thousands of ranks summaries are rarer": (
+        [{"who": {"world_size": 16_384, "attempt": 0}}],
+        {"world_size": 16_384, "silent_after_s": pytest.approx(491.52)},
+    ),
+    "a rank that ended without a summary is named": (
+        [{}, {"sends": False, "is_ended": False}],
+        {"left_out": (f"{KILLED}rank 1", "no data of ranks that ended before they sent any: rank1.jsonl")},
+    ),
+    "ranks that have not ended are named": (
+        [{}, {"pid": os.getpid(), **HERE}, {"pid": 2**22 + 1, **HERE}, {"is_ended": False}],
+        {
+            "left_out": tuple(
+                f"{which} (last at step 10, after 10.0 s)"
+                for which in ("killed before the end: rank 2", "still running: rank 1", f"{KILLED}rank 3")
+            )
+        },
+    ),
+    "no rank is named while all run": ([{"is_ended": False}] * 4, {"left_out": ()}),
+    "a single rank has no summaries and no messages": (
+        [{"sends": False, "who": {"world_size": 1, "attempt": 0}}],
+        {"summaries": (), "world_size": 1, "left_out": ()},
+    ),
+}
 
 
-def test_the_place_of_a_killed_rank_is_named(tmp_path):
-    write_rank(tmp_path, 0)
-    write_rank(tmp_path, 1, is_ended=False, inside=("forward_pass", "attention"))
-    (sentence,) = read_ranks(tmp_path).left_out
-    assert sentence.endswith("rank 1 (last at step 10 in forward_pass > attention, after 10.0 s)")
+@pytest.mark.parametrize(("ranks", "expected"), RECEIVED.values(), ids=RECEIVED)
+def test_what_ranks_said_last_is_read_from_their_journals(tmp_path, ranks, expected):
+    for rank, options in enumerate(ranks):
+        write_rank(tmp_path, rank, **options)
+    received = read_ranks(tmp_path)
+    assert {name: getattr(received, name) for name in expected} == expected
+    said = [rank for rank, options in enumerate(ranks) if options.get("sends", True)]
+    assert steps_by_rank(received) == dict.fromkeys(said, 10)
+    assert (received.stats() is None) == (not said)
 
 
 def test_a_rank_is_silent_after_three_missing_summaries(tmp_path):
     write_rank(tmp_path, 0)
     (tmp_path / "meta.json").write_text(json.dumps({"settings": {"flush_s": 100}}))
     assert read_ranks(tmp_path).silent_after_s == 300.0
-
-
-def test_with_thousands_of_ranks_summaries_are_rarer(tmp_path):
-    write_rank(tmp_path, 0, who={"world_size": 16_384, "attempt": 0})
-    received = read_ranks(tmp_path)
-    assert (received.world_size, received.silent_after_s) == (16_384, pytest.approx(491.52))
 
 
 def test_a_torn_end_is_replaced_by_the_summary_before(tmp_path):
@@ -64,34 +92,6 @@ def test_a_torn_end_is_replaced_by_the_summary_before(tmp_path):
     received = read_ranks(tmp_path)
     assert steps_by_rank(received) == {0: 10, 1: 5}
     assert received.left_out == ("the last line is torn, the one before it was read: rank1.jsonl",)
-
-
-def test_a_rank_that_ended_without_a_summary_is_named(tmp_path):
-    write_rank(tmp_path, 0)
-    write_rank(tmp_path, 1, sends=False, is_ended=False)
-    received = read_ranks(tmp_path)
-    assert steps_by_rank(received) == {0: 10}
-    assert received.left_out == (
-        "killed before the end, or still running: rank 1",
-        "no data of ranks that ended before they sent any: rank1.jsonl",
-    )
-
-
-def test_ranks_that_have_not_ended_are_named(tmp_path):
-    here = {"host": socket.gethostname(), "wall_ns": time.time_ns()}
-    for rank, process in enumerate(({}, {"pid": os.getpid(), **here}, {"pid": 2**22 + 1, **here}, {})):
-        write_rank(tmp_path, rank, is_ended=rank == 0, **process)
-    assert read_ranks(tmp_path).left_out == (
-        "killed before the end: rank 2 (last at step 10, after 10.0 s)",
-        "still running: rank 1 (last at step 10, after 10.0 s)",
-        "killed before the end, or still running: rank 3 (last at step 10, after 10.0 s)",
-    )
-
-
-def test_no_rank_is_named_while_all_run(tmp_path):
-    for rank in range(4):
-        write_rank(tmp_path, rank, is_ended=False)
-    assert read_ranks(tmp_path).left_out == ()
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,3 @@ def test_a_journal_without_permission_is_named(tmp_path):
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 1).chmod(0)
     assert read_ranks(tmp_path).left_out == ("left out: rank1.jsonl cannot be read (Permission denied)",)
-
-
-def test_a_single_rank_has_no_summaries_and_no_messages(tmp_path):
-    write_rank(tmp_path, 0, sends=False, who={"world_size": 1, "attempt": 0})
-    received = read_ranks(tmp_path)
-    assert (received.summaries, received.world_size, received.left_out, received.stats()) == ((), 1, (), None)

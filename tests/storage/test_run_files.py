@@ -110,10 +110,11 @@ def test_a_folder_of_another_launch_attempt_or_time_is_ignored(tmp_path, meta):
     assert Process(tmp_path, 3).flush().files.folder is None
 
 
-def test_a_folder_with_this_ranks_journal_is_not_found_again(tmp_path):
+def test_a_rank_that_comes_again_with_its_attempt_number_is_of_another_run(tmp_path):
     Process(tmp_path, 0).flush()
-    assert Process(tmp_path, 3).flush().files.folder == tmp_path / RUN
-    assert Process(tmp_path, 3).flush().files.folder is None
+    assert [Process(tmp_path, 3).flush().files.folder for _ in range(2)] == [tmp_path / RUN, None]
+    again = [Process(tmp_path, 0, attempt=1).flush().files.folder for _ in range(2)]
+    assert again == [tmp_path / RUN, tmp_path / f"{RUN}-2"]
 
 
 def test_a_second_run_does_not_reuse_the_first_name(tmp_path):
@@ -143,11 +144,7 @@ def test_a_rank_without_a_folder_makes_its_own_at_the_end(tmp_path):
     assert names_in(tmp_path / f"{RUN}-rank3") == ["meta.json", "rank3.jsonl"]
     records = other.records()
     assert (records[0]["run"], records[-1]["ended_by"]) == (f"{RUN}-rank3", "SIGTERM")
-
-
-def test_no_other_rank_uses_a_ranks_own_folder(tmp_path):
-    Process(tmp_path, 3).flush().close()
-    assert Process(tmp_path, 2).flush().files.folder is None
+    assert Process(tmp_path, 2).flush().files.folder is None  # it is not for other ranks
 
 
 def test_a_rank_searches_once_more_at_the_end(tmp_path):
@@ -197,12 +194,6 @@ def test_a_later_attempt_continues_in_the_folder(tmp_path):
     other = Process(tmp_path, 3, attempt=2).flush()
     assert other.files.folder == tmp_path / RUN
     assert (tmp_path / RUN / "rank3-attempt2.jsonl").exists()
-
-
-def test_a_repeated_attempt_number_begins_a_new_run(tmp_path):
-    Process(tmp_path, 0).flush()
-    Process(tmp_path, 0, attempt=1).flush()
-    assert Process(tmp_path, 0, attempt=1).flush().files.folder == tmp_path / f"{RUN}-2"
 
 
 def test_a_full_disk_raises_oserror(tmp_path):
@@ -318,27 +309,8 @@ def make_run(parent: Path, stamp: str, name: str, settings: dict[str, str] | Non
     return folder
 
 
-def test_newest_run_of_a_name_is_found(tmp_path: Path) -> None:
-    make_run(tmp_path, "20261121-142530", "a")
-    newest = make_run(tmp_path, "20261122-142530", "a")
-    make_run(tmp_path, "20261123-142530", "b")
-    assert run_named("a", tmp_path) == newest
-
-
-def test_run_whose_name_ends_like_a_second_run_is_another(tmp_path: Path) -> None:
-    first = make_run(tmp_path, "20261121-142530", "a")
-    other = make_run(tmp_path, "20261122-142530", "a-2")
-    assert run_named("a", tmp_path) == first
-    assert run_named("a-2", tmp_path) == other
-
-
-def test_folder_name_is_a_name_too(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "20261121-142530", "a")
-    assert run_named(folder.name, tmp_path) == folder
-
-
-def test_unknown_name_and_missing_folder_are_none(tmp_path: Path) -> None:
-    make_run(tmp_path, "20261121-142530", "a")
-    for name in ("b", "..", "a/b", "", "."):
-        assert run_named(name, tmp_path) is None
+def test_the_newest_run_of_exactly_that_name_or_folder_is_found(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"2026112{day}-142530", name) for day, name in enumerate(("a", "a", "b", "a-2"))]
+    assert [run_named(name, tmp_path) for name in ("a", "b", "a-2", runs[0].name)] == [*runs[1:], runs[0]]
+    assert [run_named(name, tmp_path) for name in ("c", "..", "a/b", "", ".")] == [None] * 5
     assert run_named("a", tmp_path / "missing") is None

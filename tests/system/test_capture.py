@@ -39,6 +39,9 @@ def step(each=None):
     profile_step()
 def train(count, each=None):
     for _ in range(count): step(each)
+def alone(work, *arguments):
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start(); thread.join()
 def names(prof):
     return sorted({event.key for event in prof.key_averages()})
 """

@@ -8,6 +8,7 @@ from tests.system.test_capture import FAKE_CLOCK, PLAN, annotations, captures, h
 
 pytestmark = pytest.mark.programs  # most take over 3 s
 START = "start_training_profiling(log_every=1000)\n"
+THEIRS_AFTER = "with theirs() as prof: train(3)\nprint(len(names(prof)) > 20)"
 # Sends a signal at the worst time: while torch starts or stops recording.
 SIGNALLED = """
 original, sent = torch.profiler.profile.{name}, []
@@ -22,13 +23,12 @@ torch.profiler.profile.{name} = slow
 @pytest.mark.parametrize(
     ("text", "files"),
     [
-        ("train(5); thread = threading.Thread(target=train, args=(20,)); thread.start(); thread.join(); train(5)",
-         ["step5-5-rank0.pt.trace.json.gz"]),
-        ("train(4); thread = threading.Thread(target=train, args=(20,)); thread.start(); thread.join(); train(5)", []),
+        ("train(5); alone(train, 20); train(5)", ["step5-5-rank0.pt.trace.json.gz"]),
+        ("train(4); alone(train, 20); train(5)", []),
     ],
-)  # fmt: skip
+)
 def test_window_ends_if_steps_move_to_another_thread(tmp_path, text, files):
-    outcome = trained(tmp_path, START + text + "\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
+    outcome = trained(tmp_path, f"{START}{text}\n{THEIRS_AFTER}")
     assert "True\n" in outcome.stdout
     assert captures(outcome) == files
     assert outcome.report["health"]["disabled"] == []
@@ -87,36 +87,30 @@ def test_sigterm_while_a_window_opens_or_ends_kills_the_process(tmp_path, name):
 def test_ctrl_c_while_a_window_opens_or_ends_can_be_caught(tmp_path, name):
     text = SIGNALLED.format(name=name, signal="SIGINT") + START
     text += "try: train(20)\nexcept KeyboardInterrupt: print('caught')\ntrain(10)\n"
-    outcome = trained(tmp_path, text + "with theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
+    outcome = trained(tmp_path, text + THEIRS_AFTER)
     assert "caught\n" in outcome.stdout
     assert "True\n" in outcome.stdout
     assert leftovers(outcome) == []
 
 
-def test_run_stopped_by_another_thread_leaves_no_profiler_behind(tmp_path):
-    text = (
-        "def each():\n"
-        "    if len(losses) == 5: thread = threading.Thread(target=stop_training_profiling); thread.start(); "
-        "thread.join()\n"
-        "train(20, each); print('recording', torch.autograd.profiler._is_profiler_enabled)\n"
-        "with theirs() as prof: train(3)\n"
-        "print(len(names(prof)) > 20)"
-    )
-    outcome = trained(tmp_path, START + text)
+STOPPED = "lambda: alone(stop_training_profiling) if len(losses) == 5 else None"
+BROKEN = """import training_profiler.torch_capture.window as window
+def broken(self): raise RuntimeError('planted')
+window.Window.stop = broken
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "disabled"),
+    [(f"train(20, {STOPPED})", []), (f"{BROKEN}train(20)", ["capture (RuntimeError: planted)"])],
+    ids=["stopped by another thread", "an internal error"],
+)
+def test_however_a_run_ends_in_a_window_no_profiler_is_left_behind(tmp_path, text, disabled):
+    recording = "print('recording', torch.autograd.profiler._is_profiler_enabled)"
+    outcome = trained(tmp_path, f"{START}{text}\n{recording}\n{THEIRS_AFTER}")
     assert "recording False\nTrue\n" in outcome.stdout
     assert captures(outcome) == []
-
-
-def test_internal_error_leaves_no_profiler_behind(tmp_path):
-    text = (
-        "import training_profiler.torch_capture.window as window\n"
-        "def broken(self): raise RuntimeError('planted')\n"
-        "window.Window.stop = broken\n"
-        "train(20)\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)"
-    )
-    outcome = trained(tmp_path, START + text)
-    assert "True\n" in outcome.stdout
-    assert outcome.report["health"]["disabled"] == ["capture (RuntimeError: planted)"]
+    assert outcome.report["health"]["disabled"] == disabled
 
 
 def test_captured_steps_are_excluded_from_step_time(tmp_path):

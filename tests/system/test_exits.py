@@ -247,40 +247,53 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     assert json.loads(from_files.stdout)["steps"] >= last_seen
 
 
-@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Console.print_now"])
+# Sends itself a signal in one of the profiler's methods: before its work, whose place it takes, or instead of it.
+DURING_WORK = """
+import os, signal
+from training_profiler import *
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.pipeline import Pipeline
+from training_profiler.runtime.session import Session
+from training_profiler.sinks.console import Console
+
+def limit(signum, frame):
+    raise TimeoutError
+
+def late(*arguments, original={moment}):
+    {moment} = original
+    os.kill(os.getpid(), signal.{signal})
+    return original(*arguments) if {goes_on} else None
+
+signal.signal(signal.SIGUSR1, limit)
+start_training_profiling(log_every=2)
+profile_step()  # the opening line is printed
+{moment} = late
+seen = 0
+for _ in range({steps}):
+    try:
+        with profile_section("forward_pass"): pass
+        profile_step()
+    except TimeoutError:
+        seen += 1
+print("limits:", seen)
+"""
+MOMENTS = ["Recorder.drain", "Session._report", "Console.print_now"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_timeout_during_profiler_work_is_raised_in_the_script(tmp_path: Path, moment: str) -> None:
-    kind, method = moment.split(".")
-    script = f"""
-        import os, signal
-        from training_profiler import *
-        from training_profiler.recording.recorder import Recorder
-        from training_profiler.runtime.session import Session
-        from training_profiler.sinks.console import Console
-
-        def limit(signum, frame):
-            raise TimeoutError
-
-        def late(*arguments, original={kind}.{method}):
-            {kind}.{method} = original
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-        signal.signal(signal.SIGUSR1, limit)
-        start_training_profiling(log_every=2)
-        profile_step()  # the opening line is printed
-        {kind}.{method} = late
-        seen = 0
-        for _ in range(8):
-            try:
-                with profile_section("forward_pass"): pass
-                profile_step()
-            except TimeoutError:
-                seen += 1
-        print("limits:", seen)
-    """
+    script = DURING_WORK.format(moment=moment, signal="SIGUSR1", goes_on=False, steps=8)
     outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert "limits: 1\n" in outcome.stdout
     assert_summed_up_once(outcome, steps=9)
+
+
+@pytest.mark.parametrize("moment", [*MOMENTS, "Pipeline._close"])
+def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
+    outcome = run_without_torch(tmp_path, DURING_WORK.format(moment=moment, signal="SIGTERM", goes_on=True, steps=1))
+    assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
+    assert_summed_up_once(outcome, steps=2)
 
 
 def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> None:
@@ -303,32 +316,6 @@ def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> N
     outcome = run_without_torch(tmp_path, script)
     assert outcome.status == -signal.SIGINT
     assert outcome.stderr.endswith("KeyboardInterrupt\n")
-    assert_summed_up_once(outcome, steps=2)
-
-
-@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Pipeline._close", "Console.print_now"])
-def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
-    kind, method = moment.split(".")
-    script = f"""
-        import os, signal
-        from training_profiler import *
-        from training_profiler.recording.recorder import Recorder
-        from training_profiler.runtime.pipeline import Pipeline
-        from training_profiler.runtime.session import Session
-        from training_profiler.sinks.console import Console
-
-        def killing(*arguments, original={kind}.{method}):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return original(*arguments)
-
-        start_training_profiling(log_every=2)
-        profile_step()  # the opening line is printed
-        {kind}.{method} = killing
-        with profile_section("forward_pass"): pass
-        profile_step()
-    """
-    outcome = run_without_torch(tmp_path, script)
-    assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
     assert_summed_up_once(outcome, steps=2)
 
 

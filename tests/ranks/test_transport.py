@@ -124,16 +124,11 @@ def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock
     assert world.server.calls == ([way] if way else [])
 
 
-def test_without_store_and_folder_the_reason_is_kept(world):
+def test_without_store_and_folder_or_on_a_full_disk_the_reason_is_kept_and_sending_tried_again(world, tmp_path):
     world.is_in_group = False
     second = world.channel(1)
     assert not second.outbox.send_message(message(b"one"))
     assert second.outbox.lost == "there is neither a store nor a folder that the ranks have in common"
-
-
-def test_full_disk_is_reported_and_tried_again(world, tmp_path):
-    world.is_in_group = False
-    second = world.channel(1)
     second.stores.folder = tmp_path / "missing"
     second.stores.connect()
     assert not second.outbox.send_message(message(b"one"))
@@ -166,29 +161,17 @@ def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_pat
     assert data_of(first) == {}
 
 
-def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive(world, clock):
+def test_a_killed_rank_is_awaited_until_its_last_message_had_time_to_arrive_and_a_stopped_one_again(world, clock):
     first, second = world.channel(0), world.channel(1)
     second.outbox.send_message(Message(Heartbeat(process="second"), b"one"))
     first.inbox.read(is_now=True)
-    assert first.inbox.awaited() == 2
-    world.gone.add("second")
-    assert first.inbox.awaited() == 2
-    clock.advance(0.19)
+    for is_gone, seconds in ((False, 0), (True, 0.15), (False, 0.15), (True, 0.19)):
+        (world.gone.add if is_gone else world.gone.discard)("second")
+        assert first.inbox.awaited() == 2
+        clock.advance(seconds)
     assert first.inbox.awaited() == 2
     clock.advance(0.01)
     assert first.inbox.awaited() == 1  # rank 2 may still begin
-
-
-def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
-    first, second = world.channel(0), world.channel(1)
-    second.outbox.send_message(Message(Heartbeat(process="second"), b"one"))
-    first.inbox.read(is_now=True)
-    for is_gone in (True, False, True):
-        (world.gone.add if is_gone else world.gone.discard)("second")
-        assert first.inbox.awaited() == 2
-        clock.advance(0.15)
-    world.gone.discard("second")
-    assert first.inbox.awaited() == 2
 
 
 def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):

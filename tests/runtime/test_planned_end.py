@@ -111,12 +111,20 @@ def test_looks_are_some_steps_and_a_second_apart_and_more_where_they_take_long(c
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_counts_steps_itself(clock, rank):
     training = Planned(clock, rank, 2, for_="20steps")
-    assert training.follows == [False]
-    assert training.train(100) == 20
-    assert training.asked == []
+    assert (training.follows, training.train(100), training.asked) == ([False], 20, [])
 
 
-def test_rank_0_sets_the_last_step_before_the_time_is_over_so_that_it_comes_then(clock):
+@pytest.mark.parametrize("wish", [{"for_": "1s"}, {"stop_when_sure": True}])
+def test_the_other_ranks_follow_rank_0_alone_and_end_at_once_where_they_hear_of_it_too_late(clock, wish):
+    for end_step, ended_at in ((130, 130), (50, 101)):
+        training = Planned(clock, 1, 2, **wish)
+        assert training.train(100) is None
+        training.channel.end_step = end_step
+        assert training.train(100) == ended_at
+        assert training.end.ended_by == ("--for 1s" if "for_" in wish else "--stop-when-sure")
+
+
+def test_rank_0_sets_the_last_step_once_before_the_time_is_over_so_that_it_comes_then(clock):
     training = Planned(clock, 0, 2, for_="60s")
     assert training.follows == [True]
     assert training.train(570) is None
@@ -124,28 +132,8 @@ def test_rank_0_sets_the_last_step_before_the_time_is_over_so_that_it_comes_then
     training.channel.end_step = 570 + 31
     assert training.train(100) == 601
     assert training.said == ["ending the training after 601 steps, as --for 60s asked"]
-
-
-def test_rank_0_sets_the_last_step_once_two_steps_ahead_where_steps_are_long(clock):
-    training = Planned(clock, 0, 2, step_s=100.0, for_="60s")
-    assert training.train(1000) is None  # the others have not heard of it
-    assert training.asked == [2]
-
-
-def test_the_other_ranks_follow_rank_0_alone(clock):
-    training = Planned(clock, 1, 2, for_="1s")
-    assert training.train(100) is None
-    training.channel.end_step = 130
-    assert training.train(100) == 130
-    assert training.end.ended_by == "--for 1s"
-
-
-def test_a_rank_that_hears_of_the_last_step_too_late_ends_at_once(clock):
-    training = Planned(clock, 1, 2, stop_when_sure=True)
-    training.train(100)
-    training.channel.end_step = 50
-    assert training.train(100) == 101
-    assert training.end.ended_by == "--stop-when-sure"
+    long = Planned(clock, 0, 2, step_s=100.0, for_="60s")
+    assert (long.train(1000), long.asked) == (None, [2])  # the others have not heard of it
 
 
 @pytest.fixture
@@ -165,11 +153,28 @@ def test_the_end_is_an_interrupt_and_an_exit_with_status_0(handle, handler):
     assert raised.value.code == 0
 
 
-def test_a_handler_of_the_program_is_called_and_nothing_is_raised(handle):
+def on_another_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("way", [lambda work: work(), on_another_thread])
+def test_a_handler_of_the_program_is_called_on_the_main_thread_and_nothing_is_raised(handle, way):
     calls = []
-    handle(lambda number, frame: calls.append(number))
-    end_training()
-    assert calls == [signal.SIGINT]
+    handle(lambda number, frame: calls.append((number, threading.current_thread())))
+    way(end_training)
+    assert calls == [(signal.SIGINT, threading.main_thread())]
+
+
+def test_a_training_on_another_thread_ends_without_a_traceback(handle, monkeypatch):
+    others = []
+    monkeypatch.setattr(threading, "excepthook", others.append)
+    handle(signal.default_int_handler)
+    for work in (end_training, lambda: 1 / 0):
+        on_another_thread(work)
+    assert [ended.exc_type for ended in others] == [ZeroDivisionError]
+    others.clear()
 
 
 class Wish(KeyboardInterrupt):
@@ -188,24 +193,3 @@ def test_what_a_handler_raises_is_raised_and_a_plain_interrupt_is_the_end(handle
     with pytest.raises(error) as raised:
         end_training()
     assert type(raised.value) is kind
-
-
-def test_a_training_on_another_thread_ends_without_a_traceback(handle, monkeypatch, capsys):
-    others = []
-    monkeypatch.setattr(threading, "excepthook", others.append)
-    handle(signal.default_int_handler)
-    for work in (end_training, lambda: 1 / 0):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert [ended.exc_type for ended in others] == [ZeroDivisionError]
-    others.clear()
-
-
-def test_on_another_thread_the_handler_of_the_program_is_called_on_the_main_thread(handle):
-    threads = []
-    handle(lambda number, frame: threads.append(threading.current_thread()))
-    thread = threading.Thread(target=end_training)
-    thread.start()
-    thread.join()
-    assert threads == [threading.main_thread()]

@@ -70,19 +70,21 @@ def test_the_program_of_a_command_can_be_typed_again():
     ]
 
 
-def test_the_command_line_is_described_without_secrets(monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "--token", "X", "--lr", "1e-3"])
-    command = describe_process(Settings())["command"]
-    assert command.split(" ", 1)[1] == "train.py --token '***' --lr 1e-3"
+SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
 
 
-def test_a_process_that_multiprocessing_spawned_has_the_command_of_its_parent(monkeypatch):
-    text = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
-    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "-c", text, "--multiprocessing-fork"])
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        (["train.py", "--token", "X", "--lr", "1e-3"], "train.py --token '***' --lr 1e-3"),
+        (["-c", SPAWN, "--multiprocessing-fork"], "train.py --lr 1e-3"),  # that of its parent
+    ],
+)
+def test_the_command_line_is_described_without_secrets(monkeypatch, typed, kept):
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", *typed])
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1e-3"])
     command = describe_process(Settings())["command"]
-    assert command.split(" ", 1)[1] == "train.py --lr 1e-3"
-    assert program_in(command) == "train.py"
+    assert (command.split(" ", 1)[1], program_in(command)) == (kept, "train.py")
 
 
 def test_versions_are_those_of_the_installed_packages():
@@ -90,14 +92,10 @@ def test_versions_are_those_of_the_installed_packages():
     assert versions == {name: metadata.version(name) for name in ("training-profiler", "torch", "numpy")}
 
 
-def test_outside_of_a_git_tree_there_is_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert describe_git(tmp_path / "train.py") is None
-
-
-def test_without_git_there_is_no_commit(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert describe_git(__file__) is None
+@pytest.mark.parametrize(("name", "value"), [("GIT_CEILING_DIRECTORIES", "{0.parent}"), ("PATH", "")])
+def test_outside_of_a_git_tree_and_without_git_there_is_no_commit(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value.format(tmp_path))
+    assert describe_git(tmp_path / "train.py" if value else __file__) is None
 
 
 def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(tmp_path):

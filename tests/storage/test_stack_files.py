@@ -13,10 +13,14 @@ from training_profiler.storage.stack_files import (
 STACKS = stacks_of(3, training_at("train.py:88 train", section="data_loading", since_s=1.5))
 
 
-def test_stacks_survive_the_file(tmp_path):
+def test_a_request_and_stacks_survive_their_files_and_those_of_another_rank_are_left_out(tmp_path):
+    assert read_request(tmp_path) is None
+    write_request(tmp_path, ASKED_NS)
+    assert read_request(tmp_path) == ASKED_NS
     write_stacks(tmp_path, STACKS)
     assert read_stacks(tmp_path) == {3: STACKS}
-    assert [path.name for path in (tmp_path / "stacks").iterdir()] == ["rank3.json"]
+    (tmp_path / "stacks" / "rank3.json").rename(tmp_path / "stacks" / "rank4.json")
+    assert read_stacks(tmp_path) == {}
 
 
 def test_only_the_stacks_of_the_last_answered_request_are_read(tmp_path):
@@ -27,24 +31,12 @@ def test_only_the_stacks_of_the_last_answered_request_are_read(tmp_path):
     assert read_stacks(tmp_path, ASKED_NS + 9) == {}
 
 
-def test_request_survives_the_file(tmp_path):
-    assert read_request(tmp_path) is None
-    write_request(tmp_path, ASKED_NS)
-    assert read_request(tmp_path) == ASKED_NS
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"asked_ns":-1}', b'{"asked_ns":"x"}', b"[" * 10_000])
 def test_files_of_others_are_left_out(tmp_path, content):
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "request.json").write_bytes(content)
     (tmp_path / "stacks" / "rank0.json").write_bytes(content)
     assert read_request(tmp_path) is None
-    assert read_stacks(tmp_path) == {}
-
-
-def test_file_with_the_stacks_of_another_rank_is_left_out(tmp_path):
-    write_stacks(tmp_path, STACKS)
-    (tmp_path / "stacks" / "rank3.json").rename(tmp_path / "stacks" / "rank4.json")
     assert read_stacks(tmp_path) == {}
 
 

@@ -1,6 +1,7 @@
 """One change of the user's: what a session says of it, by the times of fake trainings."""
 
 from dataclasses import replace
+from functools import partial
 from math import sin
 from pathlib import Path
 
@@ -8,60 +9,26 @@ import msgspec
 import pytest
 
 from tests.support.golden import assert_golden
+from tests.trials.fake_training import FakeTraining
 from tests.trials.test_first_run import measured
 from training_profiler.reports.layout import Layout
 from training_profiler.trials import own_change
 from training_profiler.trials.first_run import TryError
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.own_change import ChangeSession
-from training_profiler.trials.process import Block, EndedError, TrialError, UnderWay
+from training_profiler.trials.process import EndedError, TrialError, UnderWay
 from training_profiler.trials.report import change_verdict, render_change
 from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER, UNDECIDED
 from training_profiler.trials.statistics import CpuUse
 from training_profiler.trials.variants import AS_IT_IS, Variant
 
 CHANGED = Variant("fix.diff")
-LOSS = "0x1p+0"
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports" / "own_change.txt"
 
 
-class FakeTraining:
-    """A training whose steps take a time that varies by 1%, and a half more in every tenth block."""
-
-    def __init__(
-        self,
-        number,
-        step_s=0.04,
-        saving_s=0.0,
-        fails_at=None,
-        error=None,
-        samples=32,
-        losses=LOSS,
-        prints=(1, 2, 3),
-        cpu=None,
-    ):
-        self.process = self
-        self.blocks, self.is_closed = 0, False
-        self._number, self._step_s, self._saving_s = number, step_s, saving_s
-        self._fails_at, self._error = fails_at, error
-        self._of_block = {"samples": samples, "prints": prints, "memory_bytes": 2**29 + number * 2**20}
-        self._losses, self._cpu = losses, cpu or CpuUse()
-
-    def wait_for_block(self, timeout_s):
-        return Block(None, 2.0, (("0x1p+0",),) * 3, 7, **self._of_block)
-
-    def run_block(self, steps, timeout_s):
-        if self.blocks == self._fails_at:
-            raise self._error
-        self.blocks += 1
-        saving_s = self._saving_s * (self.blocks % 3 == 0) / (steps - 1)
-        noise = 1 + 0.01 * sin(self._number + 2.1 * self.blocks) + 0.5 * ((self.blocks + self._number) % 10 == 0)
-        step_s = self._step_s * noise
-        losses = ((self._losses,),) * steps
-        return Block(step_s + saving_s, None, losses, 7, **self._of_block, cpu=self._cpu, typical_s=step_s)
-
-    def close(self):
-        self.is_closed = True
+def noise(number, blocks):
+    """Return by how much a block is longer: it varies by 1%, and every tenth takes a half more."""
+    return 1 + 0.01 * sin(number + 2.1 * blocks) + 0.5 * ((blocks + number) % 10 == 0)
 
 
 class FakeLauncher:
@@ -73,7 +40,8 @@ class FakeLauncher:
     def start(self, treatments, warmup, variant):
         form = self._forms[variant]
         form = form[len(self.trainings)] if isinstance(form, list) else form
-        self.trainings.append(FakeTraining(len(self.trainings), **form))
+        number = len(self.trainings)
+        self.trainings.append(FakeTraining(noise=partial(noise, number), memory_bytes=2**29 + number * 2**20, **form))
         return self.trainings[-1]
 
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from tests.trials import changes
+from tests.trials.fake_training import FakeTraining
 from tests.trials.test_first_run import measured
 from training_profiler.base.errors import RunFolderError
 from training_profiler.trials import session
 from training_profiler.trials.first_run import TryError
 from training_profiler.trials.launcher import DiskSpaceError, Program
-from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
+from training_profiler.trials.process import EndedError, InapplicableError, TrialError
 from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, UNDECIDED
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
@@ -21,30 +22,6 @@ UNCHANGED = ()
 HALF, DOUBLE, NOTHING, OTHER = ("sleep=0.5",), ("sleep=2",), ("nothing",), ("losses",)
 ONLY = {"only": ("sleep=0.5",)}
 TWO = {"only": ("sleep=0.5", "losses")}
-
-
-class FakeTraining:
-    """A training whose blocks take a known time; fails in a block, where that is asked for."""
-
-    def __init__(self, step_s=0.1, fails_at=None, error=None, cpu=None):
-        self.process = self
-        self._cpu = cpu or CpuUse()
-        self.is_closed = False
-        self.blocks = 0
-        self._step_s, self._fails_at, self._error = step_s, fails_at, error or TrialError("out of memory")
-
-    def wait_for_block(self, timeout_s):
-        return Block(None, 2.0, (("0x1p+0",),) * 3, 7)
-
-    def run_block(self, steps, timeout_s):
-        assert not self.is_closed
-        if self.blocks == self._fails_at:
-            raise self._error
-        self.blocks += 1
-        return Block(self._step_s, None, (("0x1p+0",),) * steps, 7, self._cpu)
-
-    def close(self):
-        self.is_closed = True
 
 
 class FakeLauncher:
@@ -71,9 +48,8 @@ class FakeLauncher:
         step_s = self._step_s.get(changes, 0.01 if len(changes) > 1 else 0.04)
         step_s = step_s[min(self.starts.count(changes), len(step_s)) - 1] if isinstance(step_s, list) else step_s
         is_this = self.starts.count(changes) == start
-        self.trainings.append(
-            FakeTraining(step_s, fails_at if is_this else None, error, self._cpu.get(changes, CpuUse()))
-        )
+        fails = {"fails_at": fails_at if is_this else None, "error": error or TrialError("out of memory")}
+        self.trainings.append(FakeTraining(step_s, cpu=self._cpu.get(changes), **fails))
         return self.trainings[-1]
 
     def left(self):

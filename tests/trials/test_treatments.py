@@ -106,8 +106,14 @@ def unchanged() -> tuple[float, ...]:
     return tuple(losses())
 
 
-def test_the_training_is_repeatable():
+def test_prefetch_whole_batches_and_kept_workers_keep_losses_the_last_because_a_number_is_drawn():
     assert losses() == list(unchanged())
+    assert under("prefetch_factor=4", num_workers=1) == list(unchanged())
+    assert under("batched", data=tensors()) == list(unchanged())
+    in_force = losses(num_workers=1)
+    assert in_force == list(unchanged())
+    assert under("persistent_workers", num_workers=1) == in_force
+    assert losses(num_workers=1, persistent_workers=True) != in_force
 
 
 @pytest.mark.parametrize("name", ["num_workers=1", "num_workers=2"])
@@ -132,24 +138,12 @@ def test_a_loader_can_do_without_workers_and_those_of_validation_keep_their_argu
     assert (training._num_workers, training._prefetch_factor) == (2, 2)
 
 
-def test_kept_workers_keep_losses_only_because_the_number_is_drawn():
-    in_force = losses(num_workers=1)
-    assert in_force == list(unchanged())
-    assert under("persistent_workers", num_workers=1) == in_force
-    assert losses(num_workers=1, persistent_workers=True) != in_force
-
-
 def test_workers_are_kept():
     def train():
         loader = DataLoader(Images(), num_workers=1)
         return {id(iterator) for iterator in (iter(loader), iter(loader)) if next(iterator) is not None}
 
     assert len(under("persistent_workers", train=train)) == 1
-
-
-def test_prefetch_and_whole_batches_keep_losses():
-    assert under("prefetch_factor=4", num_workers=1) == list(unchanged())
-    assert under("batched", data=tensors()) == list(unchanged())
 
 
 def test_whole_batches_are_asked_for_at_once_where_torchs_own_class_is_asked(monkeypatch):
@@ -189,56 +183,35 @@ def test_a_lazy_model_is_changed_once_it_has_its_parameters():
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_changes_losses_by_rounding_and_what_dropout_draws():
-    assert BY_NAME["channels_last"].losses is Losses.CLOSE
+def test_channels_last_changes_losses_by_rounding_and_what_dropout_draws_and_autocast_more():
+    assert [BY_NAME[name].losses for name in ("channels_last", "autocast")] == [Losses.CLOSE, Losses.CHANGES]
     assert distance(losses(dropout=0.0), under("channels_last", dropout=0.0)) < CLOSE
     assert distance(unchanged(), under("channels_last")) > CLOSE
     assert "dropout" in Change.CHANNELS_LAST.text
-
-
-def test_autocast_changes_losses():
-    assert BY_NAME["autocast"].losses is Losses.CHANGES
     assert CLOSE < distance(unchanged(), under("autocast")) < 1
+    together = ("num_workers=2", "prefetch_factor=4", "fused", "gc_freeze", "num_threads=1")
+    assert distance(unchanged(), under(*together)) < CLOSE
 
 
-def test_all_together_are_in_force():
-    names = ("num_workers=2", "prefetch_factor=4", "fused", "gc_freeze", "num_threads=1")
-    assert distance(unchanged(), under(*names)) < CLOSE
-
-
-def test_an_optimizer_is_made_with_the_argument():
-    def train():
-        parameters = [torch.zeros(2, requires_grad=True)]
-        return [
-            torch.optim.AdamW(parameters, foreach=True),
-            torch.optim.SGD(parameters, 0.1),
-            torch.optim.LBFGS(parameters),
-        ]
-
-    adam, sgd, _ = under("fused", train=train)
-    assert (adam.defaults["fused"], adam.defaults["foreach"], sgd.defaults["fused"]) == (True, None, True)
-    assert under("foreach", train=train)[1].defaults["foreach"] is True
-
-
-def test_gradients_are_dropped_where_zeros_are_asked_for():
+def test_an_optimizer_is_made_with_the_argument_drops_gradients_and_freezes_what_was_made_before():
     weight = torch.zeros(2, requires_grad=True)
 
     def train():
+        adam, sgd, _ = (
+            torch.optim.AdamW([weight], foreach=True),
+            torch.optim.SGD([weight], 0.1),
+            torch.optim.LBFGS([weight]),
+        )
         weight.sum().backward()
-        torch.optim.SGD([weight], 0.1).zero_grad(set_to_none=False)
-        return weight.grad
-
-    assert under("set_to_none", train=train) is None
-
-
-def test_objects_made_before_the_optimizer_are_frozen():
-    def train():
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-        return gc.get_freeze_count()
+        sgd.zero_grad(set_to_none=False)
+        return adam.defaults, sgd.defaults, weight.grad, gc.get_freeze_count()
 
     gc.unfreeze()  # what was there when the tests had been collected
-    assert under("gc_freeze", train=train) > 1000
+    adam, sgd, grad, frozen = under("fused", "set_to_none", "gc_freeze", train=train)
+    assert (adam["fused"], adam["foreach"], sgd["fused"], grad) == (True, None, True, None)
+    assert frozen > 1000
     assert gc.get_freeze_count() == 0
+    assert under("foreach", train=train)[1]["foreach"] is True
 
 
 class NumberOfThreads(Dataset):

@@ -26,25 +26,33 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
     ]
 
 
-@pytest.mark.parametrize("other", ["(outside steps)", "validation_epoch"])
-def test_a_metric_that_is_computed_in_steps_and_beside_them_says_enough(other):
-    metric = Location("train.py", 6, "update", inside="numpy/fromnumeric.py:2425 sum")
-    counts = {"other": Counter({metric: 50}), other: Counter({metric: 20})}
-    assert lines_with_loops(counts) == set()
+METRIC = Location("train.py", 6, "update", inside="numpy/fromnumeric.py:2425 sum")
+LOG = METRIC._replace(inside="wandb/run.py:5 Run.log > logging > wandb/q.py:3 put", phase="logging")
+ENOUGH = {  # samples, and the place, the share and the phase of the line in other
+    "a metric in steps and outside": (
+        {"other": {METRIC: 50}, "(outside steps)": {METRIC: 20}},
+        ("train.py:6", 0.5, ""),
+    ),
+    "a metric in steps and beside": (
+        {"other": {METRIC: 50}, "validation_epoch": {METRIC: 20}},
+        ("train.py:6", 0.5, ""),
+    ),
+    "a line that only logs": ({"other": {LOG: 50}}, ("train.py:6", 0.5, "logging")),
+    "a line of one section": (
+        {"other": {RESIZE: 40, RESIZE._replace(inside="PIL/Image.py:120 convert"): 10}},
+        ("train.py:8", 0.5, ""),
+    ),
+    "a few samples of another section": ({"other": {RESIZE: 50}, "forward_pass": {RESIZE: 2}}, ("train.py:8", 0.5, "")),
+}
 
 
-def test_a_line_that_only_logs_says_enough():
-    log = Location("train.py", 6, "step", inside="wandb/run.py:5 Run.log > logging > wandb/q.py:3 put", phase="logging")
-    assert lines_with_loops({"other": Counter({log: 50})}) == set()
-    (line,) = lines_of(OTHER.share, Counter({log: 50}), set())
-    assert (line.place, line.what, line.phase) == ("train.py:6", "step", "logging")
-
-
-def test_a_line_of_one_section_says_enough():
-    counts = {"other": Counter({RESIZE: 40, RESIZE._replace(inside="PIL/Image.py:120 convert"): 10})}
+@pytest.mark.parametrize(("samples", "expected"), ENOUGH.values(), ids=ENOUGH)
+def test_a_line_of_the_program_says_enough_where_it_does_one_thing(samples, expected):
+    counts = {section: Counter(lines) for section, lines in samples.items()}
     assert lines_with_loops(counts) == set()
     (line,) = lines_of(OTHER.share, counts["other"], set())
-    assert (line.place, line.what, line.share, line.inside) == ("train.py:8", "load", 0.5, "")
+    assert (line.place, line.share, line.phase) == expected
+    assert line.what == next(iter(samples["other"])).function
 
 
 def test_a_line_with_phases_of_a_trainer_is_split_by_them():
@@ -55,11 +63,6 @@ def test_a_line_with_phases_of_a_trainer_is_split_by_them():
         ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", ""),
         ("train.py:8", "load", ""),
     ]
-
-
-def test_a_few_samples_at_the_edge_of_a_section_do_not_count():
-    counts = {"other": Counter({RESIZE: 50}), "forward_pass": Counter({RESIZE: 2})}
-    assert lines_with_loops(counts) == set()
 
 
 def test_phases_of_a_trainer_have_shares_of_the_run():

@@ -43,13 +43,18 @@ def test_page_faults_count_from_the_first_step_on():
     assert sums_of(*samples).stats().page_faults is None  # no step yet
 
 
-def test_utilization_of_the_loop_counts_readings_of_settled_steps_alone():
-    samples = [sample(at_s, gpu0__utilization=busy) for at_s, busy in ((1, 0), (2, 0), (3, 0.6), (4, 0.8), (5, 1.0))]
+def test_utilization_of_the_loop_and_a_profiler_of_torch_count_in_settled_steps_alone():
+    readings = ((1, 0, 0), (2, 0, 1), (3, 0.6, 0), (4, 0.8, 1), (5, 1.0, 1))
     sums = MachineSums()
-    sums.add_samples(samples, settled_ns=2_000_000_000)
+    sums.add_samples(
+        [sample(at_s, gpu0__utilization=busy, recorded=recorded) for at_s, busy, recorded in readings],
+        settled_ns=2_000_000_000,
+    )
+    sums.add_samples([sample(6, recorded=1)])  # of a capture window of our own
     first, _ = sums.stats().gpus
     assert first.loop_utilization == Level(pytest.approx(0.8), 1.0, 1.0)
     assert first.utilization.mean == pytest.approx(0.48)
+    assert sums.stats().recorded == Level(0.75, 1.0, 1.0)
 
 
 def test_utilization_of_the_loop_needs_three_readings_and_settled_steps():
@@ -58,13 +63,6 @@ def test_utilization_of_the_loop_needs_three_readings_and_settled_steps():
     sums.add_samples(samples, settled_ns=500_000_000)  # the first reading may begin before it
     sums.add_samples(samples)
     assert sums.stats().gpus[0].loop_utilization is None
-
-
-def test_a_profiler_of_torch_counts_in_settled_steps_alone():
-    sums = MachineSums()
-    sums.add_samples([sample(1, recorded=1), sample(2, recorded=0), sample(3, recorded=1)], settled_ns=1_500_000_000)
-    sums.add_samples([sample(4, recorded=1)])  # of a capture window of our own
-    assert sums.stats().recorded == Level(0.5, 1.0, 1.0)
 
 
 def test_a_rate_counts_by_the_time_it_was_measured_over():

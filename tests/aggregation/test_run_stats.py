@@ -16,18 +16,17 @@ def run():
     return FakeRun()
 
 
-def test_quantiles_stay_between_the_extremes(run):
+def test_quantiles_stay_between_the_extremes_and_an_open_section_has_time_but_no_span(run):
     for _ in range(3):
         run.spend("a", 0.123)
-    section = run.snapshot().sections["a"]
-    assert (section.p50_s, section.p95_s, section.p99_s) == (0.123, 0.123, 0.123)
-
-
-def test_an_open_section_has_time_but_no_span(run):
-    run.section("a").__enter__()
+    with run.section("validation_epoch"):
+        run.spend("accuracy", 5)
+    run.section("b").__enter__()
     run.clock.advance(3)
-    section = run.snapshot().sections["a"]
-    assert (section.count, section.self_s, section.avg_s, section.min_s) == (0, 3.0, None, None)
+    sections = run.snapshot().sections
+    assert [getattr(sections["a"], name) for name in ("p50_s", "p95_s", "p99_s")] == [0.123] * 3
+    assert [getattr(sections["b"], name) for name in ("count", "self_s", "avg_s", "min_s")] == [0, 3.0, None, None]
+    assert (sections["accuracy"].parent, sections["accuracy"].total_s) == ("validation_epoch", 5.0)
 
 
 @pytest.mark.parametrize(("own", "parent"), [(3, None), (0, "forward_pass")])
@@ -58,13 +57,6 @@ def test_calls_without_gradients_belong_to_rollouts_if_their_time_may(run, targe
         with run.section("rollout"):
             run.clock.advance(2)
         assert run.snapshot().sections["forward_without_grad"].parent == parent
-
-
-def test_a_section_only_in_validation_has_its_plain_name(run):
-    with run.section("validation_epoch"):
-        run.spend("accuracy", 5)
-    section = run.snapshot().sections["accuracy"]
-    assert (section.parent, section.total_s) == ("validation_epoch", 5.0)
 
 
 def test_an_open_section_in_validation_leaves_the_row_of_its_name_in_training_alone(run):
@@ -285,14 +277,17 @@ def run_with_startup() -> FakeRun:
     return run
 
 
-def test_the_longest_of_several_lines_has_its_own_time():
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [((12, 8), ["Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"]), ((9, 0), [])],
+)
+def test_the_longest_of_several_lines_has_its_own_time_and_a_few_samples_explain_nothing(samples, said):
     run = FakeRun()
-    sampled(run, IMPORTS, 12)
-    sampled(run, IMPORTS._replace(line=5), 8)
+    for line, count in zip((3, 5), samples, strict=True):
+        sampled(run, IMPORTS._replace(line=line), count)
     run.step(data_loading=0.5)
-    assert startup_lines(run.snapshot()) == [
-        "Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"
-    ]
+    assert startup_lines(run.snapshot()) == said
+    assert (run.snapshot().startup is None) == (not said)
 
 
 def test_imports_are_unused_where_nothing_of_the_package_runs():
@@ -343,10 +338,3 @@ def test_lines_of_sections_have_no_activity():
     run.step(data_loading=0.5, forward_pass=0.5)
     locations = {location for (id, location) in run.totals().lines if id >= 0}
     assert locations == {IMPORTS._replace(activity=""), MODEL._replace(activity=""), OWN, None}
-
-
-def test_a_few_samples_explain_nothing():
-    run = FakeRun()
-    sampled(run, IMPORTS, 9)
-    run.step(data_loading=0.5)
-    assert run.snapshot().startup is None

@@ -113,7 +113,10 @@ def test_person_at_a_prompt_does_not_hang(training):
     assert training.reports == []
 
 
-def test_request_in_the_run_folder_is_answered_once(training):
+def test_request_in_the_run_folder_is_answered_once_and_one_of_an_earlier_attempt_never(training):
+    write_request(training.folder, BEGAN_NS)
+    training.look(1)
+    assert read_stacks(training.folder) == {}
     write_request(training.folder, BEGAN_NS + 1)
     training.look(1)
     assert list(read_stacks(training.folder, BEGAN_NS + 1)) == [0]
@@ -124,12 +127,6 @@ def test_request_in_the_run_folder_is_answered_once(training):
     training.look(1)
     assert list(read_stacks(training.folder)) == [0]
     assert training.reports == []  # whoever asked prints them
-
-
-def test_request_of_an_earlier_attempt_is_not_answered(training):
-    write_request(training.folder, BEGAN_NS)
-    training.look(1)
-    assert read_stacks(training.folder) == {}
 
 
 def test_other_rank_sends_its_stacks_for_a_while(recorder, clock, tmp_path):
@@ -161,13 +158,21 @@ def test_rank_0_relays_a_request_and_writes_the_stacks_that_come_by_message(reco
     assert first.reports == []
 
 
-def test_hang_of_ranks_is_reported_at_once_and_again_with_their_lines(recorder, clock, tmp_path):
+@pytest.mark.parametrize("answers", [True, False])
+def test_hang_of_ranks_is_reported_at_once_and_again_with_the_lines_of_those_that_answer(
+    recorder, clock, tmp_path, answers
+):
     first = Training(recorder, clock, tmp_path, world_size=3)
     first.train()
     first.look(60)
     assert [line.partition(":")[0] for line in first.reports] == ["no training step for 60 s"]
     (asked_ns,) = first.channel.asked
     assert read_request(tmp_path) == asked_ns  # for ranks without a store
+    if not answers:  # they are not waited for forever
+        first.look(6)
+        assert len(first.reports) == 2
+        assert first.reports[1].startswith("where the ranks are: the only rank that answered at ")
+        return
     write_stacks(tmp_path, stacks_of(1, training_at("data.py:41 get", section="data_loading"), asked_ns=asked_ns))
     first.channel.messages = {2: message_of(stacks_of(2, training_at("train.py:5 f"), asked_ns=asked_ns))}
     first.look(2)
@@ -177,16 +182,6 @@ def test_hang_of_ranks_is_reported_at_once_and_again_with_their_lines(recorder, 
     assert "rank 2 at train.py:5 f" in line
     first.look(100)
     assert len(first.reports) == 2
-
-
-def test_ranks_that_do_not_answer_are_not_waited_for_forever(recorder, clock, tmp_path):
-    first = Training(recorder, clock, tmp_path, world_size=3)
-    first.train()
-    first.look(60)
-    assert len(first.reports) == 1
-    first.look(6)
-    assert len(first.reports) == 2
-    assert first.reports[1].startswith("where the ranks are: the only rank that answered at ")
 
 
 def test_deep_stacks_are_cut_to_the_innermost_frames_for_a_message():

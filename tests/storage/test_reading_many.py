@@ -20,9 +20,10 @@ def ranks_in(snapshot):
     return [(row.who.rank, row.steps) for row in snapshot.ranks.ranks]
 
 
-def test_one_folder_per_machine_is_one_run(tmp_path):
+@pytest.mark.parametrize("names", [("node0", "node1"), (RUN, "node1")])
+def test_one_folder_per_machine_is_one_run(tmp_path, names):
     for rank in range(4):
-        write_rank(tmp_path / f"node{rank // 2}", rank)
+        write_rank(tmp_path / names[rank // 2], rank)
     assert ranks_in(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
 
 
@@ -106,12 +107,6 @@ def test_a_folder_of_runs_is_not_a_folder_of_machines(tmp_path):
     write_rank(tmp_path / "20261121-150000", 0, run="20261121-150000")
     with pytest.raises(RunFolderError, match=r"holds 2 runs; give that folder itself, e.g. .*20261121-150000"):
         read_run(tmp_path)
-
-
-def test_folders_of_two_machines_are_one_run(tmp_path):
-    write_rank(tmp_path / RUN, 0)
-    write_rank(tmp_path / "node1", 2)
-    assert ranks_in(read_run(tmp_path)) == [(0, 10), (2, 10)]
 
 
 def test_a_folder_of_garbage_is_rejected(tmp_path):

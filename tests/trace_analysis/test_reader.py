@@ -160,17 +160,10 @@ def test_a_chain_of_millions_of_gzip_files_is_refused(tmp_path, capsys, monkeypa
     assert refusal(path, capsys) == ("PATH consists of over 1000 gzip files: no trace does, so it is not read")
 
 
-def read(trace, tmp_path):
-    return read_columns(trace.write(tmp_path))
-
-
-def test_process_ids_of_different_types_are_distinct(tmp_path):
-    columns = read(Trace().op("a", 0, 1, pid=1).op("a", 0, 1, pid="1").op("a", 0, 1, pid=None), tmp_path)
-    assert columns.threads == ((1, 1), ("1", 1), (None, 1))
-
-
-def test_device_of_event_without_process_comes_from_its_arguments(tmp_path):
-    columns = read(Trace().event("kernel", "k", 0, 1, pid=None, device=3, stream=7), tmp_path)
+def test_process_ids_of_different_types_are_distinct_and_without_one_the_arguments_name_the_device(tmp_path):
+    trace = Trace().op("a", 0, 1, pid=1).op("a", 0, 1, pid="1").op("a", 0, 1, pid=None)
+    assert read_columns(trace.write(tmp_path)).threads == ((1, 1), ("1", 1), (None, 1))
+    columns = read_columns(Trace().event("kernel", "k", 0, 1, pid=None, device=3, stream=7).write(tmp_path))
     assert (columns.device.tolist(), columns.stream.tolist()) == ([3], [7])
 
 
@@ -181,7 +174,7 @@ def test_separate_begins_and_ends_become_events(tmp_path):
         ("E", "never begun", 11, 1), ("B", "never ended", 12, 1),
     ):  # fmt: skip
         trace.events.append({"ph": ph, "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts})
-    columns = read(trace, tmp_path)
+    columns = read_columns(trace.write(tmp_path))
     spans = zip(
         (columns.names[i] for i in columns.name), columns.begin_ns.tolist(), columns.end_ns.tolist(), strict=True
     )
@@ -212,16 +205,12 @@ def test_names_are_kept_but_for_what_a_terminal_would_obey(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage", [b"1e999", b'"\xff"'])
-def test_devices_that_cannot_be_read_are_unknown(damage, tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(b'{"deviceProperties": [{"id": ' + damage + b"}], " + single_event(ts=1, dur=1).lstrip()[1:])
+def test_devices_that_cannot_be_read_are_unknown_and_invalid_bytes_in_a_name_replaced(damage, tmp_path):
+    path, event = tmp_path / "a.json", single_event(ts=1, dur=1)
+    path.write_bytes(b'{"deviceProperties": [{"id": ' + damage + b"}], " + event.lstrip()[1:])
     read = read_events(path)
     assert (len(read.events), read.devices) == (1, [])
-
-
-def test_invalid_bytes_in_a_name_are_replaced(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(single_event(ts=1, dur=1).replace(b'"name": "a"', b'"name": "a\xff\xfeb"'))
+    path.write_bytes(event.replace(b'"name": "a"', b'"name": "a\xff\xfeb"'))
     assert read_columns(path).names == ("a\ufffd\ufffdb",)
 
 

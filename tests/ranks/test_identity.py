@@ -78,12 +78,9 @@ def as_seen_from_here(pid: int) -> str:
     return HERE.replace(str(os.getpid()), str(pid), 1)
 
 
-def test_this_process_can_answer():
+def test_a_stopped_and_an_ended_process_cannot_answer():
     assert HERE.startswith(f"{os.getpid()}@")
     assert not cannot_answer(HERE)
-
-
-def test_a_stopped_and_an_ended_process_cannot_answer():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         process = as_seen_from_here(child.pid)
         assert not cannot_answer(process)

@@ -67,21 +67,14 @@ def test_stuck_program_whose_threads_are_greenlets_ends_without_a_summary(shutdo
     assert shutdown._has_finished.is_set()
 
 
-def test_wakeup_descriptor_rests_during_a_fork(shutdown):
+def test_wakeup_descriptor_rests_during_a_fork_unless_it_is_the_programs(shutdown, of_program):
     shutdown.end_where_stuck()
-    shutdown._pause()
-    assert wakeup_descriptor() == -1
-    shutdown._resume()
-    assert wakeup_descriptor() == shutdown._pipe[1].number
-
-
-def test_wakeup_descriptor_of_the_program_does_not_rest_during_a_fork(shutdown, of_program):
-    shutdown.end_where_stuck()
-    signal.set_wakeup_fd(of_program)
-    shutdown._pause()
-    assert wakeup_descriptor() == of_program
-    shutdown._resume()
-    assert wakeup_descriptor() == of_program
+    for descriptor, during in ((shutdown._pipe[1].number, -1), (of_program, of_program)):
+        signal.set_wakeup_fd(descriptor)
+        shutdown._pause()
+        assert wakeup_descriptor() == during
+        shutdown._resume()
+        assert wakeup_descriptor() == descriptor
 
 
 def test_handler_in_c_is_not_replaced():
@@ -186,19 +179,18 @@ def test_work_goes_on_and_the_error_is_kept():
     assert signal.getsignal(signal.SIGUSR1) is fail
 
 
-def test_handler_that_asks_the_process_to_end_raises_at_once():
-    with pytest.raises(Planted), held_handler_errors():
-        signal.raise_signal(signal.SIGHUP)
+def leave(number, frame):
+    raise SystemExit(3)
 
 
-def test_exit_from_a_handler_ends_the_work():
-    def leave(number, frame):
-        raise SystemExit(3)
-
-    signal.signal(signal.SIGUSR1, leave)
-    with pytest.raises(SystemExit), held_handler_errors():
-        signal.raise_signal(signal.SIGUSR1)
-    assert signal.getsignal(signal.SIGUSR1) is leave
+@pytest.mark.parametrize(
+    ("number", "handler", "error"), [(signal.SIGHUP, fail, Planted), (signal.SIGUSR1, leave, SystemExit)]
+)
+def test_handler_that_asks_the_process_to_end_raises_at_once(number, handler, error):
+    signal.signal(number, handler)
+    with pytest.raises(error), held_handler_errors():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is handler
 
 
 def test_handler_that_was_installed_meanwhile_stays():

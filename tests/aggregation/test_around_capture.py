@@ -28,13 +28,15 @@ def test_medians_leave_out_the_steps_that_the_capture_slowed():
     assert in_parts == found
 
 
-def test_only_the_50_steps_next_to_it_count():
-    found = around(([99] * 100 + [10] * 50, []), ([90] + [12] * 50 + [99] * 100, [0]))
-    assert (found.before_s, found.after_s) == (pytest.approx(0.010), pytest.approx(0.012))
-
-
-def test_a_second_capture_is_left_out():
-    found = around(([10] * 50 + [90] + [12] * 20 + [90] + [12] * 40, [50, 71]))
+@pytest.mark.parametrize(
+    "stretches",
+    [
+        [([99] * 100 + [10] * 50, []), ([90] + [12] * 50 + [99] * 100, [0])],  # further than 50 steps away
+        [([10] * 50 + [90] + [12] * 20 + [90] + [12] * 40, [50, 71])],  # a second capture
+    ],
+)
+def test_only_the_50_steps_next_to_the_first_capture_count(stretches):
+    found = around(*stretches)
     assert (found.before_s, found.after_s) == (pytest.approx(0.010), pytest.approx(0.012))
 
 

@@ -166,14 +166,18 @@ def slow_steps(run, seconds):
     return found
 
 
-def test_once_some_slow_steps_are_written_only_slower_ones_are(monkeypatch):
-    monkeypatch.setattr(step_spans, "MOST_SLOW", 3)
-    assert slow_steps(FakeRun(warmup=0), [3, 4, 5, 3, 3, 3.5, 6, 4, 7]) == [10, 20, 30, 60, 70, 90]
-
-
-def test_slow_steps_keep_to_their_budget(monkeypatch):
-    monkeypatch.setattr(step_spans, "BUDGET", 10)
-    assert slow_steps(FakeRun(warmup=0), range(3, 30)) == [10, 20, 30, 40, 50]
+@pytest.mark.parametrize(
+    ("limit", "value", "seconds", "written"),
+    [
+        ("MOST_SLOW", 3, [3, 4, 5, 3, 3, 3.5, 6, 4, 7], [10, 20, 30, 60, 70, 90]),
+        ("BUDGET", 10, range(3, 30), [10, 20, 30, 40, 50]),
+    ],
+)
+def test_once_some_slow_steps_are_written_only_slower_ones_are_within_a_budget(
+    monkeypatch, limit, value, seconds, written
+):
+    monkeypatch.setattr(step_spans, limit, value)
+    assert slow_steps(FakeRun(warmup=0), seconds) == written
 
 
 def test_what_is_kept_is_what_was_recorded_whatever_the_drains():
@@ -215,23 +219,21 @@ def cut_pieces(timeline, marks, until_ns, first_section_ns=None):
     return timeline.cut(read_events([ns for kind, at_ns in marks for ns in (at_ns, kind)]), first_section_ns, until_ns)
 
 
-def test_the_loop_may_begin_again_before_the_first_step_ends():
+@pytest.mark.parametrize(
+    ("first_section_ns", "marks", "steps", "not_steps", "begun_ns"),
+    [
+        (None, [(LOOP_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], [OUTSIDE, 0, 0, 1], [1], 40),
+        (10, [(LOOP_BEGIN, 40), (STEP_END, 50)], [0, 0, 1], [0], 40),  # the loop has begun before a drain
+        (None, [(EPOCH_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], [OUTSIDE, 0, 0, 1], [], 10),
+    ],
+)
+def test_the_loop_may_begin_again_before_the_first_step_ends_but_for_an_epoch(
+    first_section_ns, marks, steps, not_steps, begun_ns
+):
     timeline = StepTimeline()
-    cuts = cut_pieces(timeline, [(LOOP_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], 100)
-    assert cuts.ends_ns.tolist() == [10, 40, 50, 100]
-    assert (cuts.steps.tolist(), cuts.not_steps) == ([OUTSIDE, 0, 0, 1], [1])
-    assert timeline.begun_ns == 40
-
-
-def test_the_loop_may_begin_again_after_a_drain():
-    timeline = StepTimeline()
-    cut_pieces(timeline, [], 30, first_section_ns=10)
-    cuts = cut_pieces(timeline, [(LOOP_BEGIN, 40), (STEP_END, 50)], 60)
-    assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([0, 0, 1], [0], 40)
-
-
-def test_an_epoch_keeps_its_begin():
-    timeline = StepTimeline()
-    cuts = cut_pieces(timeline, [(EPOCH_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], 60)
-    assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([OUTSIDE, 0, 0, 1], [], 10)
+    if first_section_ns is not None:
+        cut_pieces(timeline, [], 30, first_section_ns)
+    cuts = cut_pieces(timeline, marks, 60)
+    assert cuts.ends_ns.tolist() == [*(at_ns for _, at_ns in marks), 60]
+    assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == (steps, not_steps, begun_ns)
     assert cut_pieces(timeline, [(LOOP_BEGIN, 80)], 90).not_steps == []

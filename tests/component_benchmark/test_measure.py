@@ -255,15 +255,12 @@ def test_loss_is_given_or_follows_from_target(rest, words):
     assert (found.loss, list(found.passes)) == (words, ["forward", "forward + loss", "backward", "optimizer step"])
 
 
-def test_optimizer_that_needs_a_closure_is_left_out_with_a_note():
+def test_passes_that_cannot_be_measured_are_left_out_with_a_note():
     model = nn.Linear(2, 2)
-    found = run(model, torch.randn(3, 2), torch.optim.LBFGS(model.parameters()))
+    found = run(model, torch.randn(3, 2), torch.optim.LBFGS(model.parameters()))  # which needs a closure
     assert "optimizer step" not in found.passes
     assert found.notes[0].startswith("optimizer step not measured: TypeError: ")
-
-
-def test_frozen_model_has_only_a_forward_pass():
-    found = run(nn.Linear(2, 2).requires_grad_(False), torch.randn(3, 2))
+    found = run(model.requires_grad_(False), torch.randn(3, 2))
     assert list(found.passes) == ["forward"]
     assert found.notes == ("no output has a gradient: loss, backward and optimizer step are not measured",)
 

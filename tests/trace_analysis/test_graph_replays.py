@@ -69,21 +69,16 @@ def test_gaps_and_path_add_up_for_any_server(tmp_path, server):
     assert path.kinds_ns.get("launch delay", 0) <= server.tokens * 4 * 10 * US
 
 
-@QUICK
-@given(SERVERS)
-def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
-    graph = analysed(server, tmp_path).graph
-    truth = served(replace(server, kernel_us=server.kernel_us / 2))[1].end_us
-    change = TimeChange("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
-    assert outcome(graph, change) == pytest.approx(truth * US, rel=0.01, abs=40 * US)
+OF_KERNELS = TimeChange("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
+OF_LAUNCHES = TimeChange("launches", host_saved=0.5, host_kind="call of the runtime")
 
 
+@pytest.mark.parametrize(("what", "change"), [("kernel_us", OF_KERNELS), ("launch_us", OF_LAUNCHES)])
 @QUICK
-@given(SERVERS)
-def test_a_faster_launch_of_graphs_is_predicted(tmp_path, server):
+@given(server=SERVERS)
+def test_faster_kernels_and_launches_of_graphs_are_predicted(tmp_path, what, change, server):
     graph = analysed(server, tmp_path).graph
-    truth = served(replace(server, launch_us=server.launch_us / 2))[1].end_us
-    change = TimeChange("launches", host_saved=0.5, host_kind="call of the runtime")
+    truth = served(replace(server, **{what: getattr(server, what) / 2}))[1].end_us
     assert outcome(graph, change) == pytest.approx(truth * US, rel=0.01, abs=40 * US)
 
 

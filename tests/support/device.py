@@ -8,7 +8,7 @@ from tests.support.recording import FakeClock, FakeRun
 from training_profiler.base.backends import CUDA, Accelerator
 from training_profiler.device import device_time
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.model.snapshot import DeviceTimingStats, Health, Snapshot
+from training_profiler.model.snapshot import DeviceTimingStats, Snapshot
 
 OFFSET_NS = 7_000_000_000_000  # difference between the clocks of device and host
 
@@ -146,14 +146,8 @@ class DeviceRun(FakeRun):
         super().drain()
         self.time.resolve()
 
-    def flush(self) -> None:
-        self.drain()
-        totals, step_ns = self.accumulator.pop_totals()
-        self.sums.add(totals, step_ns)
-        if self.journal:
-            self.journal.append(
-                self.journal.lines.interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())
-            )
+    def of_interval(self) -> dict[str, Any]:
+        return {"device": self.time.stats()}
 
     def snapshot(self, **options: Any) -> Snapshot:
         self.flush()

@@ -124,10 +124,16 @@ class FakeRun:
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
-            self.journal.append(self.journal.lines.interval(totals, step_ns, Health(), self.loaders))
+            self.journal.append(
+                self.journal.lines.interval(totals, step_ns, Health(), self.loaders, **self.of_interval())
+            )
             steps = self.accumulator.step_spans.pop(step_ns, is_last)
             if steps and self.writes_spans:
                 self.journal.append(self.journal.lines.spans(steps))
+
+    def of_interval(self) -> dict[str, Any]:
+        """Return what the journal has of each interval besides its totals."""
+        return {}
 
     def totals(self) -> Totals:
         """Return the totals since the last flush."""

@@ -26,6 +26,10 @@ SWITCH = "RECTIFIED_FLOW_PROFILE"
 TIMEOUT_S = 240  # ends a script that hangs; each takes a few seconds on an idle machine
 SUMMARY = re.compile(r"^=== Final Profiling Summary \((\d+) steps\) ===$", re.MULTILINE)
 
+ORDERS = {
+    "before torch": "from training_profiler import *\nimport torch",
+    "after torch": "import torch\nfrom training_profiler import *",
+}
 # Three short steps; most tests only vary the end of such a training.
 THREE_STEPS = """
 from training_profiler import *

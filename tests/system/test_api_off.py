@@ -32,26 +32,20 @@ start_training_profiling()
 """
 
 
-def test_disabled_calls_do_nothing(tmp_path: Path) -> None:
-    outcome = run(tmp_path, EVERY_CALL + "print(snapshot().steps, dict(snapshot().sections))", profile=None)
-    assert (outcome.status, outcome.stderr) == (0, "")
-    assert outcome.stdout == "True False\n3 [1] 2\n0 {}\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+LOADED = """
+import sys, threading, signal
+print(sorted({"numpy", "torch", "tabulate"} & set(sys.modules)), threading.active_count())
+print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
 
 
 @pytest.mark.parametrize("word", [None, "", "0", "false", "NO", " off "])
-def test_disabled_import_loads_nothing_and_starts_no_thread(tmp_path: Path, word: str | None) -> None:
-    script = """
-        import sys, threading, signal
-        import training_profiler
-        from training_profiler import *
-        start_training_profiling()
-        with profile_section("a"): profile_step()
-        print(sorted({"numpy", "torch", "tabulate"} & set(sys.modules)), threading.active_count())
-        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
-    """
+def test_disabled_calls_do_nothing_load_nothing_and_start_no_thread(tmp_path: Path, word: str | None) -> None:
+    script = f"{EVERY_CALL}{LOADED}print(snapshot().steps, dict(snapshot().sections))"
     outcome = run(tmp_path, script, profile=word)
-    assert (outcome.stdout, outcome.stderr) == ("[] 1\nTrue\n", "")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.stdout == "True False\n3 [1] 2\n[] 1\nTrue\n0 {}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
 def test_script_prints_the_same_on_and_off_except_for_reports(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import run, run_forked
+from tests.system.scripts import ORDERS, run, run_forked
 from training_profiler.settings.settings import NATIVE
 
 SCRIPT = """
@@ -40,10 +40,6 @@ for backend in ("eager", "aot_eager"):
     assert torch.equal(compiled(x), y)
 print(torch._dynamo.explain(f)(x).graph_break_count, dict(torch._dynamo.utils.counters["graph_break"]))
 """
-ORDERS = {
-    "before torch": "from training_profiler import *\nimport torch",
-    "after torch": "import torch\nfrom training_profiler import *",
-}
 
 
 @pytest.mark.parametrize(

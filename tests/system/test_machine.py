@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.system.launching import execute, execute_forked, through_run
-from tests.system.scripts import report_command, run_without_torch
+from tests.system.scripts import Outcome, report_command, run_without_torch
 
 TRAINING = """
 import sys
@@ -39,11 +39,15 @@ def test_unmodified_training_has_flops_and_bitwise_equal_losses(tmp_path: Path) 
     assert "FLOP/s in float32" in report_command(tmp_path, "--full").stdout
 
 
-def test_flops_can_be_switched_off(tmp_path: Path) -> None:
+def test_flops_and_the_machine_monitor_can_be_switched_off(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    execute_forked(tmp_path, "train.py", RECTIFIED_FLOW_PROFILE_FLOPS="0")
-    assert "Throughput: " in report_command(tmp_path, "--full").stdout
-    assert "FLOP" not in report_command(tmp_path, "--full").stdout
+    off = {"RECTIFIED_FLOW_PROFILE_FLOPS": "0", "RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}
+    report = Outcome(*execute_forked(tmp_path, "train.py", **off), tmp_path).report
+    assert report["machine"] is None
+    assert not [note for note in report["health"]["notes"] if note.startswith("system monitor")]
+    text = report_command(tmp_path, "--full").stdout
+    assert "Throughput: " in text
+    assert "FLOP" not in text
 
 
 SECTIONS = """
@@ -74,9 +78,3 @@ def test_machine_stats_are_in_the_summary_the_report_and_the_journal(tmp_path: P
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["machine"] == outcome.report["machine"]
     assert read["throughput"] == throughput
-
-
-def test_machine_monitor_can_be_switched_off(tmp_path: Path) -> None:
-    outcome = run_without_torch(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
-    assert outcome.report["machine"] is None
-    assert not [note for note in outcome.report["health"]["notes"] if note.startswith("system monitor")]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import run, run_forked
+from tests.system.scripts import ORDERS, run, run_forked
 
 SCRIPT = """
 {imports}
@@ -33,10 +33,6 @@ print([key for key, _, _ in sync_points][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])
 distributed.destroy_process_group()
 """
-ORDERS = {
-    "before torch": "from training_profiler import *\nimport torch",
-    "after torch": "import torch\nfrom training_profiler import *",
-}
 VARIABLES = {"GLOO_SOCKET_IFNAME": "lo"}
 
 

@@ -60,9 +60,12 @@ def health_of(cwd: Path) -> list[str]:
     return [*health["notes"], *health["disabled"]]
 
 
-def test_metrics_of_an_unmodified_training_reach_every_tracker(tmp_path: Path) -> None:
+def test_metrics_of_an_unmodified_training_reach_every_tracker_and_its_loss_is_the_same(tmp_path: Path) -> None:
+    plain = execute_forked(tmp_path, str(write_script(tmp_path, TRAINING)), is_profiled=False).stdout
     ended = train(tmp_path)
     assert (ended.status, ended.stderr) == (0, "")
+    assert plain.startswith("loss ")
+    assert plain in ended.stdout
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [10, 20, 25]
     for row in rows:
@@ -76,13 +79,6 @@ def test_metrics_of_an_unmodified_training_reach_every_tracker(tmp_path: Path) -
     values = {(int(line["step"]), line["name"]): float(line["value"]) for line in lines}
     assert values == {(row["step"], name): value for row in rows for name, value in row.items() if is_of_interval(name)}
     assert not [note for note in health_of(tmp_path) if "sink" in note]
-
-
-def test_losses_are_the_same_with_trackers(tmp_path: Path) -> None:
-    plain = execute_forked(tmp_path, str(write_script(tmp_path, TRAINING)), is_profiled=False).stdout
-    ended = train(tmp_path)
-    assert plain.startswith("loss ")
-    assert plain in ended.stdout
 
 
 def test_last_steps_before_an_exception_reach_the_trackers(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
         (None, "", "is not a run folder: rank0.jsonl cannot be read"),
     ],
 )
-def test_what_is_no_run_of_this_version_is_rejected(tmp_path, content, asked, message):
+def test_what_is_not_a_run_of_this_version_is_rejected(tmp_path, content, asked, message):
     if content is not None:
         (tmp_path / JOURNAL).write_text(content)
     with pytest.raises(RunFolderError, match=message):

@@ -39,6 +39,7 @@ def test_rank_without_news_sends_a_heartbeat_every_interval(server, clock):
     channel.poll_once()
     channel.poll_once()
     assert server.calls.count("set") == 1
+    assert "multi_get" not in server.calls  # it need not follow rank 0
     assert message_of(server, 1).data == b""
     clock.advance(1.0)
     channel.outbox.put(b"one")
@@ -186,9 +187,3 @@ def test_a_message_of_rank_0_without_a_step_ends_nothing(server, clock):
         clock.advance(1.0)
         second.poll_once()
         assert second.end_step is None
-
-
-def test_ranks_that_need_not_follow_rank_0_read_nothing(server, clock):
-    channel = channel_of(1, clock)
-    channel.poll_once()
-    assert "multi_get" not in server.calls

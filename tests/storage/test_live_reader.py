@@ -132,11 +132,13 @@ def test_the_next_attempt_of_a_launcher_is_followed(tmp_path):
     assert first.look().attempt == 0
 
 
-def test_the_age_is_that_of_the_file_and_never_negative(tmp_path):
+def test_a_run_folder_that_is_read_stays_as_it_is_and_its_age_is_never_negative(tmp_path):
     train(begun(tmp_path))
     os.utime(tmp_path / "rank0.jsonl", (1000, 1000))
-    assert LiveRun(tmp_path, clock=lambda: 1090.0).look().written_s_ago == 90
-    assert LiveRun(tmp_path, clock=lambda: 10.0).look().written_s_ago == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.iterdir())}
+    looks = [LiveRun(tmp_path, clock=lambda now_s=now_s: now_s).look() for now_s in (1090.0, 10.0)]
+    assert [look.written_s_ago for look in looks] == [90, 0]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.iterdir())} == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff nothing of ours\n", b'{"kind":"begin","schema":9}\n'])
@@ -146,10 +148,3 @@ def test_another_file_is_an_error_each_time(tmp_path, content):
     for _ in range(2):
         with pytest.raises(RunFolderError):
             live.look()
-
-
-def test_a_run_folder_that_is_read_stays_as_it_is(tmp_path):
-    train(begun(tmp_path))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.iterdir())}
-    LiveRun(tmp_path).look()
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.iterdir())} == before

@@ -26,20 +26,15 @@ def one_second(monkeypatch):
     monkeypatch.setattr(run_folder.time, "strftime", lambda form: "20261121-142530")
 
 
-def test_a_second_run_in_the_same_second_gets_a_number(tmp_path):
-    made = [make_run_folder(str(tmp_path)).name for _ in range(3)]
-    assert made == ["20261121-142530", "20261121-142530-2", "20261121-142530-3"]
-
-
-def test_a_run_folder_stays_where_it_is_when_the_script_changes_folder(tmp_path, monkeypatch):
+def test_a_second_run_in_the_same_second_gets_a_number_and_a_file_in_place_of_the_folder_is_an_error(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    assert make_run_folder("runs") == tmp_path / "runs" / "20261121-142530"
-
-
-def test_a_file_of_the_same_name_is_an_error(tmp_path):
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(OSError, match="runs"):
-        make_run_folder(str(tmp_path / "runs"))
+    made = [make_run_folder(folder) for folder in ("runs", str(tmp_path / "runs"), "runs")]
+    assert made == [tmp_path / "runs" / f"20261121-142530{number}" for number in ("", "-2", "-3")]  # where it was
+    (tmp_path / "other").write_text("")
+    with pytest.raises(OSError, match="other"):
+        make_run_folder(str(tmp_path / "other"))
 
 
 def test_an_earlier_run_has_the_same_program_and_is_the_newest_of_them(tmp_path):

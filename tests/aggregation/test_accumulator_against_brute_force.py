@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -77,11 +78,12 @@ def in_one_batch(batches: list[Batch]) -> Batch:
     )
 
 
-def accumulated(batches: list[Batch]) -> Accumulator:
+def accumulated(batches: list[Batch], sections: Sequence[str] = NAMES, has_inferred: bool = False) -> Accumulator:
     names = SectionNames()
-    for name in NAMES:
+    for name in sections:
         names.id_of(name)
     accumulator = Accumulator(names, BEGIN_NS)
+    accumulator.inferred_filter.is_needed = has_inferred
     for batch in batches:
         accumulator.add(batch, TRAINING)
     return accumulator

@@ -1,13 +1,15 @@
 """Inferred sections together with manual ones."""
 
+from itertools import chain
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.aggregation.test_accumulator_against_brute_force import BEGIN_NS, TRAINING, accumulated, nonzero
 from tests.support.brute_force import BruteForce
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS, SectionNames
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.event_codes import EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
 from training_profiler.recording.recorder import Batch, ThreadEvents
 
@@ -86,7 +88,7 @@ def test_a_section_of_which_only_the_time_is_known_is_part_of_the_one_around_it(
 # Compared with brute force without shared code
 
 NAMES = ("data_loading", "forward_pass", "custom", "validation_epoch", "checkpointing")
-BEGIN_NS, THREAD = 1_000, 1
+THREAD = TRAINING
 MARKED_TIME_ONLY = 100  # added to ids for brute force, which has no codes
 
 ticks = st.integers(1, 2_000)
@@ -167,35 +169,24 @@ def read_slowly(batches, shown):
     return reader.found
 
 
-def column_of(accumulator, column):
-    names = {0: "", **accumulator._names.names}
-    values = getattr(accumulator.totals.sections, column).tolist()
-    return {names[id]: value for id, value in enumerate(values) if value}
-
-
 @given(events)
 def test_filtered_events_match_brute_force(operations):
     batches = batches_of(operations)
-    names = SectionNames()
-    for name in NAMES:
-        names.id_of(name)
-    accumulator = Accumulator(names, BEGIN_NS)
-    accumulator.inferred_filter.is_needed = True
-    for until_ns, flat, marks in batches:
-        thread = ThreadEvents(THREAD, "", True, [number for event in flat for number in event])
-        flat_marks = [number for mark in marks for number in mark]
-        accumulator.add(Batch(until_ns, [thread], flat_marks), THREAD)
-
+    recorded = [
+        Batch(until_ns, [ThreadEvents(THREAD, "", True, [*chain(*flat)])], [*chain(*marks)])
+        for until_ns, flat, marks in batches
+    ]
+    accumulator = accumulated(recorded, NAMES, has_inferred=True)
     plain = admitted(batches)
     found = read_slowly(plain, lambda name: name)
     counted = [span.name for span in read_slowly(plain, lambda name: f"{name} uncounted").spans]
     total_ns = {}
     for span in found.spans:
         total_ns[span.name] = total_ns.get(span.name, 0) + span.ns
-    assert column_of(accumulator, "total_ns") == {name: ns for name, ns in total_ns.items() if ns}
-    assert column_of(accumulator, "self_ns") == {name: ns for name, ns in found.self_ns.items() if ns}
+    assert nonzero(accumulator, "total_ns") == {name: ns for name, ns in total_ns.items() if ns}
+    assert nonzero(accumulator, "self_ns") == {name: ns for name, ns in found.self_ns.items() if ns}
     assert accumulator.step_ns == found.step_ns
     assert accumulator.totals.dropped == found.dropped == 0
-    assert column_of(accumulator, "count") == {
+    assert nonzero(accumulator, "count") == {
         name: counted.count(name) for name in set(counted) if "uncounted" not in name
     }

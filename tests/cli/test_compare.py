@@ -125,8 +125,17 @@ def test_a_check_of_a_run_that_goes_on_is_refused(runs, capsys):
     assert "runs/20261121-142531 is not yet over" in refused(capsys, "compare", "--fail-if-slower", "3%")
 
 
-def test_a_run_is_not_compared_with_itself(runs, capsys):
+def test_too_few_runs_and_a_run_with_itself_are_refused(runs, capsys):
+    for command in ("compare", "list"):
+        assert "No runs in ./runs. Make one" in refused(capsys, command)
+    runs.mkdir()
+    assert f"No runs in {runs}. Make" in refused(capsys, "list", str(runs))
+    (runs / "rank0.jsonl").touch()
+    assert "is a run folder itself" in refused(capsys, "list", str(runs))
+    (runs / "rank0.jsonl").unlink()
     write_run(runs, "20261121-142530-baseline", meta={"settings": {"name": "baseline"}})
+    assert "runs holds 1 run" in refused(capsys, "compare")
+    assert "is the newest run itself" in refused(capsys, "compare", "runs/20261121-142530-baseline")
     assert "baseline is the run to compare with, runs/20261121-142530-baseline" in refused(
         capsys, "compare", "runs/20261121-142530-baseline", "baseline", "--fail-if-slower", "3%"
     )
@@ -217,13 +226,6 @@ def test_a_page_is_written_beside_the_text_and_alone_beside_json(runs, capsys):
     assert "nowhere" in refused(capsys, "compare", "--html", "nowhere/comparison.html")
 
 
-def test_too_few_runs_are_refused(runs, capsys):
-    assert "No runs in ./runs. Make one" in refused(capsys, "compare")
-    write_run(runs, "20261121-142530")
-    assert "runs holds 1 run" in refused(capsys, "compare")
-    assert "is the newest run itself" in refused(capsys, "compare", "runs/20261121-142530")
-
-
 def test_a_run_without_an_end_is_compared_as_far_as_it_is_written(runs, capsys):
     write_run(runs, "20261121-142530")
     without_end(write_run(runs, "20261121-142531"), torn=b'{"kind":"inter')
@@ -248,14 +250,6 @@ def test_a_list_has_one_line_for_each_run(runs, capsys):
     assert out.splitlines()[2].split() == words
     rows = json.loads(printed(capsys, "list", "--json", "--sort", "steps", "--reverse"))
     assert [(row["state"], row["steps"]) for row in rows] == [("ended", 60), ("unknown", 60)]
-
-
-def test_a_folder_without_runs_is_refused(runs, capsys):
-    assert "No runs in ./runs. Make one" in refused(capsys, "list")
-    runs.mkdir()
-    assert f"No runs in {runs}. Make" in refused(capsys, "list", str(runs))
-    (runs / "rank0.jsonl").touch()
-    assert "is a run folder itself" in refused(capsys, "list", str(runs))
 
 
 def test_the_states_of_runs_without_a_summary(runs, capsys):

@@ -189,6 +189,9 @@ def test_an_index_that_another_holds_is_left_alone(runs, monkeypatch):
 
 def test_where_no_index_can_be_written_the_runs_are_read_each_time(tmp_path, monkeypatch):
     runs = tmp_path / "runs"
+    assert train(runs, 9) == (None, "")
+    assert [each.name for each in runs.iterdir()] == ["20261121-142509"]  # a single run has no file beside it
+    shutil.rmtree(runs)
     (runs / INDEX).mkdir(parents=True)
     train(runs, 10)
     train(runs, 11)
@@ -207,11 +210,6 @@ def test_a_network_folder_has_no_index(runs, monkeypatch):
     mounts.write_text(f"disk / ext4 rw 0 0\nserver:/home {runs.parent} nfs4 rw 0 0\n")
     monkeypatch.setattr(history, "MOUNTS", mounts)
     assert "network folder (nfs4)" in train(runs, 12, 0.115)[1]
-
-
-def test_a_single_run_has_no_file_beside_it(tmp_path):
-    assert train(tmp_path / "runs", 10) == (None, "")
-    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["20261121-142510"]
 
 
 def test_a_full_disk_or_missing_sqlite_is_said(runs, monkeypatch):

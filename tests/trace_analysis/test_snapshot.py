@@ -158,13 +158,10 @@ def test_invalid_snapshot_gives_one_line_and_runs_nothing(content, message, tmp_
 def test_missing_or_too_large_file_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         read_snapshot(tmp_path / "none.pickle")
-    path = write(tmp_path)
+    path = write(tmp_path, traces=[[], []])
+    assert devices_of(read_snapshot(path)) == []  # no memory is reserved
     with pytest.raises(TraceError, match="the limit"):
         read_snapshot(path, most_bytes=10)
-
-
-def test_no_device_without_reserved_memory(tmp_path):
-    assert devices_of(read_snapshot(write(tmp_path, traces=[[], []]))) == []
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_exception_caught_in_a_window_changes_nothing(tmp_path):
 
 @pytest.mark.programs
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
-def test_child_forked_in_a_window_ends_normally(tmp_path, ending):
+def test_child_and_workers_forked_in_a_window_end_normally(tmp_path, ending):
     text = (
         "def each():\n"
         "    if len(losses) != 5: return\n"
@@ -305,24 +305,12 @@ def test_child_forked_in_a_window_ends_normally(tmp_path, ending):
         "        assert 'aten::mul' in names(prof)\n"
         f"        {ending}\n"
         "    print('child', os.waitpid(pid, 0)[1])\n"
-        "start_training_profiling(); train(20, each)"
-    )
-    outcome = trained(tmp_path, text)
-    assert "child 0\n" in outcome.stdout
-    assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
-
-
-@pytest.mark.programs
-def test_workers_forked_in_a_window_work(tmp_path):
-    text = (
-        "def each():\n"
-        "    if len(losses) != 5: return\n"
         "    loader = torch.utils.data.DataLoader(torch.arange(8.), batch_size=4, num_workers=2)\n"
         "    print([batch.tolist() for batch in loader])\n"
         "start_training_profiling(); train(20, each)"
     )
     outcome = trained(tmp_path, text)
-    assert "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in outcome.stdout
+    assert "child 0\n[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]\n" in outcome.stdout
     assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
 
 

@@ -247,7 +247,7 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     assert json.loads(from_files.stdout)["steps"] >= last_seen
 
 
-# Sends itself a signal in one of the profiler's methods: before its work, whose place it takes, or instead of it.
+# Sends itself a signal in one of the profiler's methods: once in place of its work, or before it, each time.
 DURING_WORK = """
 import os, signal
 from training_profiler import *
@@ -260,7 +260,8 @@ def limit(signum, frame):
     raise TimeoutError
 
 def late(*arguments, original={moment}):
-    {moment} = original
+    if not {goes_on}:
+        {moment} = original
     os.kill(os.getpid(), signal.{signal})
     return original(*arguments) if {goes_on} else None
 

@@ -59,12 +59,15 @@ def test_a_word_after_m_is_a_folder_only_if_it_names_a_module(tmp_path):
         assert found.missing == {"trainer.py": CHANGED}
 
 
-def test_a_line_comes_with_two_on_each_side(tmp_path):
+def test_a_line_comes_with_two_on_each_side_unless_its_file_has_changed_since(tmp_path):
     written(tmp_path)
-    found = read(tmp_path, [("train.py", 5), ("train.py", 1)], recorded(tmp_path, "train.py"))
+    digests = recorded(tmp_path, "train.py")
+    found = read(tmp_path, [("train.py", 5), ("train.py", 1)], digests)
     assert found.lines["train.py", 5] == (3, ("line 3", "line 4", "line 5", "line 6", "line 7"))
     assert found.lines["train.py", 1] == (1, ("line 1", "line 2", "line 3"))
     assert found.missing == {}
+    written(tmp_path, lines=10)
+    assert read(tmp_path, [("train.py", 5)], digests) == ({}, {"train.py": CHANGED})
 
 
 def test_a_file_beside_the_program_is_found(tmp_path):
@@ -81,13 +84,6 @@ def test_a_file_has_one_digest_and_none_if_it_changed_during_the_run(tmp_path):
     assert book.new(files) == {"train.py": digest_of(train.read_bytes())}
     written(tmp_path, lines=3)
     assert book.new(files) == {}
-
-
-def test_a_file_that_changed_since_is_not_shown(tmp_path):
-    written(tmp_path)
-    digests = recorded(tmp_path, "train.py")
-    written(tmp_path, lines=10)
-    assert read(tmp_path, [("train.py", 5)], digests) == ({}, {"train.py": CHANGED})
 
 
 def test_files_that_a_foreign_run_names_are_not_shown(tmp_path):

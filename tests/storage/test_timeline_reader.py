@@ -36,17 +36,11 @@ def trained(folder):
     return run
 
 
-def test_epochs_and_time_outside_steps_are_there(tmp_path):
+def test_epochs_are_there_and_lines_have_the_time_of_their_section_or_it_keeps_its_own(tmp_path):
     trained(tmp_path)
     (series,) = read_series(tmp_path)
-    ((number, begin_ns, end_ns),) = [(each.number, each.begin_ns, each.end_ns) for each in series.epochs]
-    assert (number, (end_ns - begin_ns) / S) == (1, 12.0)
+    assert [(each.number, (each.end_ns - each.begin_ns) / S) for each in series.epochs] == [(1, 12.0)]
     assert sum(stretch.outside_ns for stretch in series.stretches) == 2 * S
-
-
-def test_lines_have_the_time_of_their_section_and_one_without_samples_keeps_its_own(tmp_path):
-    trained(tmp_path)
-    (series,) = read_series(tmp_path)
     found = {name: {line.line: ns / S for line, ns in lines.items()} for name, lines in series.lines_ns.items()}
     unsampled = {"validation_epoch": {NOT_SAMPLED.line: 2.0}}
     assert found == {"forward_pass": {7: 10.0}, OTHER: {9: 2.0}, OUTSIDE_STEPS: {11: 0.5}, **unsampled}
@@ -117,16 +111,11 @@ def interval(sections, step_ns, **options):
     return msgspec.convert(data, IntervalRecord)
 
 
-def test_blocks_are_in_ns_and_time_in_no_section_is_other():
+def test_blocks_are_in_ns_time_in_no_section_is_other_and_sections_that_share_a_name_add_up():
     sections = {"forward_pass": {"series_us": [3, 4]}, "": {"series_us": [1, 0]}, "idle": {"self_ns": 7}}
-    blocks = interval(sections, [5000, 5000, 5000], steps_a_block=2).blocks(lambda name: name or OTHER)
-    assert blocks == (2, {"forward_pass": (3000, 4000), OTHER: (1000, 0)})
-
-
-def test_sections_that_share_a_name_add_up():
-    sections = {"a": {"series_us": [3, 4]}, "b": {"series_us": [1, 0]}}
-    blocks = interval(sections, [5000, 5000], steps_a_block=1).blocks(lambda name: "(other names)")
-    assert blocks.by_section_ns == {"(other names)": (4000, 4000)}
+    found = interval(sections, [5000, 5000, 5000], steps_a_block=2)
+    assert found.blocks(lambda name: name or OTHER) == (2, {"forward_pass": (3000, 4000), OTHER: (1000, 0)})
+    assert found.blocks(lambda name: "(other names)").by_section_ns == {"(other names)": (4000, 4000)}
 
 
 @pytest.mark.parametrize("step_ns", [[5000, 6000], []])

@@ -45,9 +45,21 @@ def training(tmp_path, capsys):
     training.session.close()
 
 
-def test_the_folder_is_there_from_the_start(training):
+def test_the_folder_is_there_from_the_start_and_nothing_is_flushed_beside_a_drain_or_after_the_end(training):
     training.outputs.settle()
     assert sorted(path.name for path in training.outputs._files.folder.iterdir()) == ["meta.json", "rank0.jsonl"]
+    training.run.clock.advance(1.0)
+    with training.session._busy:
+        assert training.flush_beside() > 0
+        assert training.flushes() == []
+    training.flush_beside()
+    assert len(training.flushes()) == 1
+    training.session.step()
+    training.session.close()
+    before = training.flushes()
+    training.run.clock.advance(100.0)
+    assert training.flush_beside() > 0
+    assert training.flushes() == before
 
 
 def test_a_long_section_is_flushed_and_named(training):
@@ -79,15 +91,6 @@ def test_flushes_become_rarer_until_they_are_flush_s_apart(training):
     assert min(gaps_s[-3:]) > FLUSH_S / 2
 
 
-def test_nothing_is_flushed_while_the_training_thread_drains(training):
-    training.run.clock.advance(1.0)
-    with training.session._busy:
-        assert training.flush_beside() > 0
-        assert training.flushes() == []
-    training.flush_beside()
-    assert len(training.flushes()) == 1
-
-
 def test_steps_are_counted_once(training, tmp_path):
     for _ in range(7):
         with training.run.section("forward_pass"):
@@ -109,15 +112,6 @@ def test_first_steps_are_in_the_journal_before_any_time_has_passed(tmp_path, cap
             training.outputs.settle()
             assert read_run(training.outputs._files.folder).steps == min(step, 150)
     training.session.close()
-
-
-def test_an_ended_session_is_not_flushed(training):
-    training.session.step()
-    training.session.close()
-    before = training.flushes()
-    training.run.clock.advance(100.0)
-    assert training.flush_beside() > 0
-    assert training.flushes() == before
 
 
 class FlushesBetween:

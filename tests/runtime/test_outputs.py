@@ -261,24 +261,18 @@ class Frozen:
         self._is_thawed.set()
 
 
-def test_waiting_bytes_are_limited(thread):
+def test_waiting_bytes_are_limited_and_a_wait_is_given_up_without_progress(thread):
     frozen = Frozen(thread)
     assert thread.put(lambda: None, 60)
     assert not thread.put(lambda: None, 60)
     assert thread.put(lambda: None, 40)
-    frozen.thaw()
-    assert thread.wait(LONG_S)
-    assert thread.put(lambda: None, 1000)  # a single large job is taken
-
-
-def test_a_wait_is_given_up_without_progress(thread):
-    frozen = Frozen(thread)
     assert not thread.wait(0.01)
     assert not thread.wait(LONG_S)  # at once: nothing has moved since
     frozen.thaw()
     while thread.waiting:
         pass
     assert thread.wait(LONG_S)
+    assert thread.put(lambda: None, 1000)  # a single large job is taken
 
 
 def test_without_a_thread_jobs_are_done_at_once(monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import stalls_fix, waiting_fix
-from training_profiler.model.snapshot import Level, LineStats, Snapshot, WorkerStats
+from training_profiler.model.snapshot import EpochStats, Level, LineStats, Snapshot, WorkerStats
 
 
 def waiting(run: Snapshot) -> Finding:
@@ -83,6 +83,24 @@ def tokenizing(epochs: int = 3, same_fetches: int = 23, is_map_style: bool = Tru
     run = making(cores=2.0, is_map_style=is_map_style)
     facts = run.program._replace(epochs=epochs, same_fetches=same_fetches)
     return replace(run, lines=made_by("tokenizers"), program=facts)
+
+
+def decoding(
+    epochs: int = 3,
+    same_fetches: int = 23,
+    pixels: int = 1000,
+    part: float = 0.9,
+    phase: str = "decode",
+    later_s: float = 0.03,
+    **loader: Any,
+) -> Snapshot:
+    run = making(cores=2.0, **{"is_map_style": True, "samples": 4000 * epochs, **loader})
+    facts = run.program._replace(epochs=epochs, same_fetches=same_fetches, shapes=((1, (20, pixels)),))
+    line, loop = lines_of_making(part)["data_loading"]
+    passes = tuple(
+        EpochStats(at, 9.0, 20, 20, None, None, {}, None, 0.03 if at == 1 else later_s) for at in range(1, epochs + 1)
+    )
+    return replace(run, lines={"data_loading": (replace(line, phase=phase), loop)}, program=facts, epochs=passes)
 
 
 UNEVEN = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, in_order_wait_share=0.62)
@@ -188,6 +206,15 @@ SAYS = {
         "a tokenizer of a stream": tokenizing(is_map_style=False),
         "a tokenizer of random texts": tokenizing(same_fetches=-1),
         "a tokenizer in few batches": tokenizing(same_fetches=7),
+        "each epoch decodes the same images": decoding(),
+        "one epoch decodes images": decoding(epochs=1),
+        "images of a stream": decoding(is_map_style=False),
+        "images with random changes": decoding(same_fetches=-1),
+        "images that fill the memory": decoding(pixels=70_000),
+        "images that take little time": decoding(part=0.3),
+        "images that are kept": decoding(later_s=0.002),
+        "images that are put together": decoding(phase="collate"),
+        "an unknown number of images": decoding(samples=None),
         "a line that calls an unknown library": replace(TWO_CPUS, lines=made_by("acme")),
         "no tensors": replace(TWO_CPUS, lines=calling("augmented.tensor2")),
     }

@@ -223,6 +223,21 @@ def test_two_functions_that_take_the_time_of_a_section_are_named_both(tmp_path: 
     assert [name for name in truth if name in actions] == named
 
 
+def test_samples_that_each_epoch_makes_again_save_what_keeping_them_does(tmp_path: Path) -> None:
+    truths, said = {}, {}
+    for way in ("--plain", "--fixed", "--random"):
+        (tmp_path / way).mkdir()
+        stdout, report = outcome_of("decoded_again", tmp_path / way, NOISE, way, **OFTEN)
+        actions = [action for each in report["findings"] for action in each["actions"]]
+        said[way] = [each["saving_share"] for each in actions if each["text"].startswith("make each sample once")]
+        truths[way] = truth_of(stdout)
+    assert not said["--fixed"]
+    assert not said["--random"]
+    assert truths["--plain"]["loss"] == truths["--fixed"]["loss"]
+    true = 0.8 * (1 - truths["--fixed"]["cpu_s"] / truths["--plain"]["cpu_s"])  # one of five epochs has to make them
+    assert said["--plain"] == [pytest.approx(true, abs=0.2)]
+
+
 def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:
     finding = find(findings_of("detached_teacher", tmp_path, NOISE, **OFTEN), "unused-graphs")
     assert "80% of them" in finding["finding"]

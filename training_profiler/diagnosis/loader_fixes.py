@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from operator import itemgetter
+from statistics import median
 from typing import Final
 
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
-from training_profiler.base.units import ms_text
+from training_profiler.base.units import bytes_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
 from training_profiler.diagnosis.places import MAKING_TENSORS, NETWORK, PAUSING
 from training_profiler.diagnosis.worker_plan import (
@@ -18,7 +20,15 @@ from training_profiler.diagnosis.worker_plan import (
     mostly_waits,
     worker_plan,
 )
-from training_profiler.model.loader_workers import LOCK, NO_COLLATE, OWN_COLLATE, PHASES, SHARED_LOCK, WHOLE_TENSORS
+from training_profiler.model.loader_workers import (
+    COLLATE,
+    LOCK,
+    NO_COLLATE,
+    OWN_COLLATE,
+    PHASES,
+    SHARED_LOCK,
+    WHOLE_TENSORS,
+)
 from training_profiler.model.snapshot import TOKENIZERS, LineStats, LoaderStats, Snapshot
 
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
@@ -79,6 +89,8 @@ REMEDIES: Final = {
     ),
 }
 SAME_NEEDED: Final = 8  # early batches without random numbers, before samples are taken for the same in each epoch
+CACHED: Final = 0.3  # of the time of a fetch in the first pass
+MOST_KEPT: Final = 1 << 30  # bytes of samples that a program may keep
 REMEDY_FROM: Final = 0.25  # of the waiting
 REMADE: Final = Fix(
     "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
@@ -211,13 +223,13 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         changes = tuple(change for change in Change if any(each.startswith(f"{change.label}=") for each in arguments))
         text = f"DataLoader(..., {', '.join(arguments)})"
         yield Action(text, changes, min(1.0, _saved_by_workers(snapshot) / whole))
+    if not now and (remedy := _remedy(snapshot) or _made_once(snapshot)) is not None:
+        yield remedy._replace(part=min(1.0, remedy.part / whole))
     line = next(_lines_of_making(snapshot), None)
     if plan is None:
         if wanted is None:
             yield _do_less(_hottest_of_making(snapshot))
         return
-    if not now and (remedy := _remedy(snapshot)) is not None:
-        yield remedy._replace(part=min(1.0, remedy.part / whole))
     in_workers = () if loader.workers is None else loader.workers.lines
     if plan.lock is not None and wanted is None:
         yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
@@ -320,10 +332,33 @@ def _remedy(snapshot: Snapshot) -> Action | None:
     return action._replace(part=saved * part) if is_meant else None
 
 
+def _made_once(snapshot: Snapshot) -> Action | None:
+    """Return keeping the samples that each pass makes again, where all fit into memory. Elements count as float32.
+
+    What puts a batch together depends on its samples. A cache of the data set's own makes later passes quicker.
+    """
+    loader, shapes, passes = slowest_loader(snapshot), snapshot.program.shapes, _passes(snapshot)
+    if loader is None or not loader.samples or not shapes or not _has_same_samples(snapshot):
+        return None
+    fetches = [epoch.median_fetch_s for epoch in snapshot.epochs if epoch.median_fetch_s]
+    is_cached = len(fetches) > 1 and median(fetches[1:]) < CACHED * fetches[0]
+    size = loader.samples / passes * prod(shapes[0][1][1:]) * 4
+    lines = [line for line in _lines_of_making(snapshot) if line.phase != COLLATE]
+    part = sum(_part_of_waiting(snapshot, line) for line in lines) * (1 - 1 / passes)
+    if is_cached or size > MOST_KEPT or part < REMEDY_FROM:
+        return None
+    text = f"make each sample once and keep all, about {bytes_text(size)}: each epoch makes the same samples"
+    return Action(text, (Change.AHEAD_OF_TIME,), min(1.0, part))
+
+
+def _passes(snapshot: Snapshot) -> int:
+    return max(len(snapshot.epochs), snapshot.program.epochs)
+
+
 def _has_same_samples(snapshot: Snapshot) -> bool:
     """Return whether several epochs have samples by number, and their making draws no random numbers."""
     loader, program = slowest_loader(snapshot), snapshot.program
-    is_again = max(len(snapshot.epochs), program.epochs) > 1 and program.same_fetches >= SAME_NEEDED
+    is_again = _passes(snapshot) > 1 and program.same_fetches >= SAME_NEEDED
     return is_again and loader is not None and loader.is_map_style is True
 
 

@@ -136,6 +136,8 @@ DECODE = lines(0.045, 400)
 BOTH = (LineChange("load.py:9 decode", 0.01, 0.035, 400), LineChange("load.py:8 decode", 0.005, 0.01, 100))
 COPIED_AND_READ = (replace(BOTH[0], called="torch.cat"), BOTH[1])
 FORWARD = {"forward_pass": (0.02, 0.06), "other": (0.02, 0.02)}
+RISING = (LineChange("load.py:9 decode", 0.008, 0.018, 400),)  # in the forward pass
+WITH_GRADIENTS = {"forward_pass": (0.01, 0.02), "backward_pass": (0.02, 0.05), "other": (0.02, 0.02)}
 AT_401 = {"is_abrupt": True, "step": 401, "first_step": 396, "last_step": 409}
 GRAPH_OF = evenly(GRAPH, 12_000, name="state", place="train.py:31", own=100)
 AT_ONCE = Grown(SIZE, "history", ((4, 10.0), (390, 10.0), (410, 900.0), (1000, 900.0)), 1000, *HELD[4:6])
@@ -252,6 +254,7 @@ SAYS = {
         "a list that grew at once": growing(AT_ONCE, lines=DECODE, **AT_401),
         "the first of two": growing(HELD._replace(lines=((90, 99),)), HELD, lines=DECODE),
         "hooks": growing(evenly(HOOKS, name="a module of net", place="train.py:9"), sections=FORWARD),
+        "a tensor in the loss": growing(HELD, lines={"forward_pass": RISING}, sections=WITH_GRADIENTS),
         "a list that is written to a file": growing(HELD, lines=calling("json.dump").step.change.lines),
         "parameters": updating(evenly(UPDATED, name="SGD")),
         "parameters, by lines": updating(evenly(UPDATED, name="SGD", place="train.py:9")),
@@ -358,6 +361,15 @@ SILENT = {
         "another line": growing(HELD._replace(lines=((10, 12),)), lines=DECODE),
         "another file": growing(HELD._replace(path="/home/me/reload.py"), lines=DECODE),
         "no line": growing(HELD),
+        "no line in the loss": growing(HELD, lines=DECODE, sections=WITH_GRADIENTS),
+        "another line in the loss": growing(
+            HELD, lines={"forward_pass": (replace(RISING[0], line="load.py:12 decode"),)}, sections=WITH_GRADIENTS
+        ),
+        "gradients that grow far more": growing(
+            HELD._replace(points=((4, 100.0), (500, 150.0), (1000, 200.0))),
+            lines={"forward_pass": RISING},
+            sections={**WITH_GRADIENTS, "backward_pass": (0.02, 0.09)},
+        ),
         "grows less than the time": growing(
             HELD._replace(points=((4, 800.0), (500, 1000.0), (1000, 1300.0))), lines=DECODE
         ),

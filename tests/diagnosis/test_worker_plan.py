@@ -166,6 +166,7 @@ SAYS = {
         "threads for all CPUs": threaded(4.0, cores=8.0),
         "more workers than CPUs": threaded(8.0, cores=1.0),
         "workers that are not busy": threaded(8.0, busy=0.6),
+        "workers that are idle between short passes": threaded(8.0, busy=0.8),
         "two batches a step": of_loader(waiting_run(using_s=0.010), batches=400),
         "made by itself": making(),
         # One CPU is used and one is free: 40 ms of CPU time for a batch take 20 ms on both.

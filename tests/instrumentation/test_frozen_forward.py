@@ -372,7 +372,7 @@ DROPPING = tokenizer(0.1)
 DRAWS = [
     SimpleNamespace(transform=SimpleNamespace(transforms=[Resize(), RandomCrop()])),
     *(Shifted(None), Subset(Shifted(None), [0]), Shifted(None).__getitem__, Sampler(), Sampler().change),
-    *({"transform": noisy}, with_noise(), lambda x: DROPPING.encode(x)),
+    *({"transform": noisy}, with_noise(), lambda x: DROPPING.encode(x), lambda x: x[: PLAIN.epoch]),
     *(DROPPING, SimpleNamespace(collate=SimpleNamespace(tokenizer=DROPPING))),
 ]
 DRAWS_NOT = [

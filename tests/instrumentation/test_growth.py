@@ -350,6 +350,20 @@ def test_variables_of_functions_are_not_kept_alive():
     assert references == 2  # the variable, and the argument
 
 
+def test_objects_in_a_dict_are_looked_into_and_those_in_a_long_list_are_not():
+    class Holder:
+        def __init__(self, *held):
+            self.meters = dict(enumerate(held))
+
+    def names():
+        holder, many = Holder(History(), History()), [History()] * 17
+        return [name for name, _, _ in variables(sys._getframe(), nn.Module)], holder, many
+
+    found, *_ = names()
+    assert found.count("holder.meters.losses") == 2
+    assert "many.losses" not in found
+
+
 TRAINER = """\
 class Handler:
     def __init__(self, callbacks):
@@ -414,7 +428,7 @@ def train(history):
         average = mean(history)
     for each in history:
         loss.backward()
-    self.history.append(1)
+    self.history.append(1), self.history()
     torch.save(
         self.history, path)
     with torch.no_grad(), lock:

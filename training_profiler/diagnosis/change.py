@@ -1,6 +1,6 @@
 """The rule about steps that take longer from one of them on, and what changed there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -159,9 +159,11 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     section, _ = cause_of(change)
     if section not in change.sections:
         return None
-    line = _line_that_rose(change, section)
-    grown = next((each for each in snapshot.program.grown if _is_reason(each, change, section, line, step.count)), None)
-    if grown is None:
+    for line in _lines_in_question(change, section):
+        reasons = (each for each in snapshot.program.grown if _is_reason(each, change, section, line, step.count))
+        if (grown := next(reasons, None)) is not None:
+            break
+    else:
         return None
     is_line = grown.kind == SIZE and line is not None
     before_s, after_s = (line.before_s, line.after_s) if is_line and line else change.sections[section]
@@ -177,7 +179,9 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     else:  # in a straight line, the first step takes as much less than the first half as that than the whole
         first_s = max(0.0, before_s - (after_s - before_s) / 2)
         saved_s = ((before_s + after_s) / 2 - first_s + also_s) * step.settled_count
-    cost = cost_of_steps(snapshot, threshold, min(saved_s, snapshot.total_of_step_s(section) or 0.0))
+    is_of_forward = is_line and line is not None and line.after_s > change.sections[section][1]
+    most_s = sum(snapshot.total_of_step_s(each) or 0.0 for each in (section, FORWARD_PASS)[: 1 + is_of_forward])
+    cost = cost_of_steps(snapshot, threshold, min(saved_s, most_s))
     where = line.line if is_line and line else name_of(section)
     first, last = grown.points[0][1], grown.points[-1][1]
     return cost.finding(
@@ -199,6 +203,15 @@ def names_growth(snapshot: Snapshot) -> bool:
     is_backward = change is not None and cause_of(change)[0] == BACKWARD_PASS
     rules = (growing_work, growing_graph) if is_backward else (growing_work,)
     return any(rule(snapshot, snapshot.thresholds) is not None for rule in rules)
+
+
+def _lines_in_question(change: StepChange, section: str) -> Iterator[LineChange | None]:
+    """Yield the line that carries a rise; of backward passes also that of the forward pass, with its gradients."""
+    yield _line_that_rose(change, section)
+    if section == BACKWARD_PASS and FORWARD_PASS in change.sections:
+        line, (before_s, after_s) = _line_that_rose(change, FORWARD_PASS), change.sections[section]
+        if line is not None:
+            yield replace(line, before_s=line.before_s + before_s, after_s=line.after_s + after_s)
 
 
 def _is_reason(grown: Grown, change: StepChange, section: str, line: LineChange | None, steps: int) -> bool:

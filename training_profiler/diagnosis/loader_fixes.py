@@ -41,6 +41,7 @@ QUICK_BATCH_S: Final = 0.001
 SAVED_OF_QUICK: Final = 0.5
 OF_A_DATA_SET: Final = ("__getitem__", "__getitems__", "__call__")  # methods that have no loop over a loader
 THREADS_FROM: Final = 1.5  # of a worker
+THREADS_BUSY_FROM: Final = 0.7  # where passes are short, workers are idle at their begin and end
 SAVED_OF_THREADS: Final = 0.2  # of the waiting, by one thread a worker; measured with eight on one CPU each
 ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn"
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
@@ -191,7 +192,7 @@ def _surplus_threads(snapshot: Snapshot, loader: LoaderStats) -> Fix | None:
     if workers is None or machine is None or machine.cores is None or (workers.threads or 0) < THREADS_FROM:
         return None
     cpus, threads = machine.cores / machine.local_ranks, round(workers.threads or 0)
-    if count * threads <= cpus or count > cpus or workers.busy <= NOT_BUSY:
+    if count * threads <= cpus or count > cpus or workers.busy <= THREADS_BUSY_FROM:
         return None
     return Fix(
         f"Let each worker compute with one thread: {ONE_THREAD_EACH}, or where the data set sets more. {count} workers "

@@ -42,7 +42,7 @@ OF_FUNCTIONS: Final = frozenset(
         *("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randrange", "randperm", "random"),
         *("random_", "random_sample", "uniform", "uniform_", "normal", "normal_", "standard_normal", "gauss"),
         *("bernoulli", "bernoulli_", "binomial", "multinomial", "choice", "choices", "sample", "shuffle"),
-        *("permutation", "integers", "default_rng", "RandomState"),
+        *("permutation", "integers", "default_rng", "RandomState", "epoch", "_epoch", "current_epoch"),
     )
 )
 OF_CLASSES: Final = ("random", "augment", "jitter", "mixup", "cutmix", "cutout", "noise", "erasing")

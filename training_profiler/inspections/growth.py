@@ -45,7 +45,8 @@ LEAST_NORMAL: Final = {"torch.float32": 2.0**-126, "torch.bfloat16": 2.0**-126, 
 ADDS: Final = re.compile(r"\.add_param_group$|\bparam_groups\b.*\.(append|extend)$")
 HELD: Final = (list, dict, set, deque, defaultdict, OrderedDict)
 COUNTED: Final = (*HELD, str, bytearray)
-FEW: Final = 16  # elements of a container whose own containers are counted, too
+FEW: Final = 16  # elements of a container whose own containers are counted, too, and whose objects are looked into
+DEPTH: Final = 3  # of objects and containers within each other
 SAMPLED_ELEMENTS: Final = 8  # the newest, of which each is weighed
 TENSOR_BYTES, ARRAY_BYTES = 400, 112  # of a tensor and of an array, beside their numbers
 NOTHING_KEPT: Final = 0.0, 0, False  # the last fields of ``Grown``
@@ -186,7 +187,10 @@ class GrowthWatch:
 
     def _add(self, kind: str, name: str, amount: float) -> None:
         if (kind, name) in self._points or len(self._points) < MOST_NAMES:
-            self._points.setdefault((kind, name), []).append((self._calls, amount))
+            points = self._points.setdefault((kind, name), [])
+            if points and points[-1][0] == self._calls:  # of several objects with one name, the largest
+                amount = max(amount, points.pop()[1])
+            points.append((self._calls, amount))
 
     def _look_for_lines(self) -> None:
         """Find the lines that work through variables that have grown, of each once."""
@@ -324,19 +328,32 @@ def _with_attributes(
         if name.startswith("__") or issubclass(type(value), NOT_LOOKED_INTO):
             continue
         yield name, value, path
-        for inner in islice(modules_within(value), MOST_MODULES) if issubclass(type(value), module_class) else (value,):
-            kind = type(inner)
-            if id(inner) in seen or kind.__module__.partition(".")[0] in NOT_OF_THE_PROGRAM:
-                continue
-            seen.add(id(inner))
-            try:
-                attributes = dict(object.__getattribute__(inner, "__dict__"))
-            except (AttributeError, TypeError):
-                continue
-            of_module = attributes.get("_buffers", {}) if issubclass(kind, module_class) else {}
-            for attribute, each in (attributes | of_module).items():
-                if not attribute.startswith("__"):
-                    yield f"{name}.{attribute}", each, file_of(kind) or path
+        yield from _attributes_of(name, value, path, module_class, seen)
+
+
+def _attributes_of(
+    name: str, value: Any, path: str, module_class: type, seen: set[int], depth: int = DEPTH
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield what an object of the program holds, and what a few objects in it hold, such as meters in a dict."""
+    is_module = issubclass(type(value), module_class)
+    if depth and type(value) in (*HELD, tuple) and len(value) <= FEW:
+        for each in list(value.values() if isinstance(value, dict) else value):
+            yield from _attributes_of(name, each, path, module_class, seen, depth - 1)
+    for inner in islice(modules_within(value), MOST_MODULES) if is_module else (value,):
+        kind = type(inner)
+        if id(inner) in seen or kind.__module__.partition(".")[0] in NOT_OF_THE_PROGRAM or len(seen) > MOST_NAMES:
+            continue
+        seen.add(id(inner))
+        try:
+            attributes = dict(object.__getattribute__(inner, "__dict__"))
+        except (AttributeError, TypeError):
+            continue
+        for attribute, each in (attributes | (attributes.get("_buffers", {}) if is_module else {})).items():
+            if not attribute.startswith("__"):
+                within = f"{name}.{attribute}", each, file_of(kind) or path
+                yield within
+                if depth and not is_module:
+                    yield from _attributes_of(*within, module_class, seen, depth - 1)
 
 
 def size_of(value: Any, plain: Any) -> int | None:
@@ -449,7 +466,9 @@ def _is_quick(node: ast.AST, around: ast.AST) -> bool:
     if isinstance(around, ast.Subscript) and around.value is node:
         part = around.slice
         return not isinstance(part, ast.Slice) or isinstance(part.lower, ast.UnaryOp)  # the last few
-    return isinstance(around, ast.Call) and getattr(around.func, "id", "") in ("len", "id", "isinstance", "type")
+    if not isinstance(around, ast.Call):
+        return False  # a method of this name, as of dict.values(), is another thing
+    return around.func is node or getattr(around.func, "id", "") in ("len", "id", "isinstance", "type")
 
 
 def _lines_of(statement: ast.AST, node: ast.AST) -> tuple[int, int]:

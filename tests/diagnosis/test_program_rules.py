@@ -10,6 +10,7 @@ from training_profiler.diagnosis.program import saved_by_whole_sequences
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
 from training_profiler.model.machine import Level, MachineStats
 from training_profiler.model.program import (
+    IMAGE_ENDS,
     LOADER,
     CallFacts,
     CallSite,
@@ -219,6 +220,7 @@ def with_constants(*constants, samples=100, section="forward_pass", **line):
 
 PADDED = PaddingFacts(24, 0.86, 0.91, 0.67, 0.84, 0.98, "padding_idx=0", "train.py:28 collate")
 GROUPED = PADDED._replace(padding=0.45, worst=0.6, to_longest=0.0, grouped=0.4, what="the mask")
+OF_IMAGES = PADDED._replace(padding=0.8, worst=0.84, to_longest=0.69, grouped=0.79, what=IMAGE_ENDS)
 FACTS = ProgramFacts(ADAM, cpu=CPU, operators=200, padding=PADDED)
 LOADERS = {
     name: CallFacts(LOADER, "DataLoader", CallSite("train.py", 51, inside=inside))
@@ -371,6 +373,8 @@ SAYS = {
         "to the longest of the batch": padded(facts=GROUPED),
         "to the longest of the batch, of a trainer": padded("trainer", GROUPED),
         "many small operators": padded(operators=12_000),
+        "images": padded(facts=OF_IMAGES),
+        "images, some of them large": padded(facts=OF_IMAGES._replace(to_longest=0.2)),
     },
     "calls-in-forward": {
         "one-hot vectors": with_calls(0.6),

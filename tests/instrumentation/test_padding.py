@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import rnn
 
+from training_profiler.model.program import IMAGE_ENDS
+
 STEPS, BATCH, LONGEST, WIDTH, WORDS = 30, 6, 24, 16, 50
 REAL = (4, 9, 2, 6, 12, 3)  # positions of a row that are no padding
 SHARE = 1 - sum(REAL) / (BATCH * LONGEST)
@@ -177,6 +179,47 @@ def test_batches_after_the_first_steps_count_too(padding):
     assert SHARE < facts.padding < facts.worst
 
 
+SIZES = ((9, 12), (16, 7), (12, 12), (8, 20))  # of photos, which are put into a larger image
+PIXELS = 32
+
+
+class Photos(nn.Module):
+    """Images to numbers, of any size or (``is_flat``) of one."""
+
+    def __init__(self, is_flat=False):
+        super().__init__()
+        self.first, self.pool = nn.Conv2d(3, 4, 3, 2, 1), nn.Flatten() if is_flat else nn.AdaptiveAvgPool2d(1)
+        self.last = nn.Linear(4 * 256 if is_flat else 4, 2)
+
+    def forward(self, x):
+        return self.last(self.pool(self.first(x).relu()).flatten(1))
+
+
+def photos(at=(0, 0), sizes=SIZES, value=0.0):
+    made = torch.full((len(sizes), 3, PIXELS, PIXELS), value)
+    for image, (height, width) in zip(made, sizes, strict=True):
+        image[:, at[0] : at[0] + height, at[1] : at[1] + width] = torch.rand(3, height, width) + 1
+    return (made,)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.8])
+def test_images_put_into_larger_ones_are_counted_by_their_larger_side(padding, value):
+    found = padding(Photos(), lambda: photos(value=value))
+    kept = [max(size) ** 2 / PIXELS**2 for size in SIZES]
+    assert found.padding == pytest.approx(1 - sum(kept) / len(kept), abs=0.01)
+    assert found.to_longest == pytest.approx(1 - max(kept), abs=0.01)
+    assert (found.what, found.part > 0.4) == (IMAGE_ENDS, True)
+
+
+def test_a_layer_with_a_weight_for_each_pixel_needs_all_of_them(padding):
+    assert padding(Photos(is_flat=True), photos).part == 0.0
+
+
+def digits_at_last(made=[0]):  # noqa: B006
+    made[0] += 1
+    return photos(at=(2, 2) if made[0] == STEPS - 10 else (0, 0))
+
+
 def with_prompt():
     """Labels of answers alone, in texts without padding."""
     tokens, labels = batch_of((LONGEST,) * BATCH)[0], batch_of(is_left=True)
@@ -208,6 +251,12 @@ SILENT = {
     "labels of answers": (Net(), with_prompt),
     "tags of tokens": (Net(), with_tags),
     "a mask without padding": (Net(), without_padding),
+    "digits on a background": (Photos(), lambda: photos(at=(4, 6))),
+    "digits that touch the top": (Photos(), lambda: photos(at=(0, 3))),
+    "one image has a background": (Photos(), digits_at_last),
+    "one border of all images": (Photos(), lambda: photos(sizes=((28, 30),) * 4)),
+    "photos": (Photos(), lambda: (torch.rand(4, 3, PIXELS, PIXELS),)),
+    "empty images": (Photos(), lambda: (torch.zeros(4, 3, PIXELS, PIXELS),)),
     "images with a black border": (Images(), lambda: (F.pad(torch.rand(BATCH, LONGEST, LONGEST - 8), (0, 8)),)),
 }
 

@@ -12,6 +12,8 @@ STEPS = 400
 
 
 class Bank(nn.Module):
+    features: torch.Tensor
+
     def __init__(self, most: int) -> None:
         super().__init__()
         self.net, self.most = nn.Linear(64, 64), most

@@ -166,6 +166,20 @@ def test_padding_is_found_with_what_shorter_rows_save(tmp_path: Path) -> None:
     assert "padding" not in [finding["code"] for finding in report["findings"]]
 
 
+def test_images_padded_to_the_largest_of_all_are_found_with_what_smaller_ones_save(tmp_path: Path) -> None:
+    for name in ("plain", "digits"):
+        (tmp_path / name).mkdir()
+    finding = find(outcome_of("padded_images", tmp_path / "plain", NOISE, **OFTEN)[1]["findings"], "padding")
+    assert finding["evidence"]["lines"] == line_of("padded_images", "def collate") + " collate"
+    report = outcome_of("padded_images", tmp_path / "digits", NOISE, "digits", **OFTEN)[1]
+    assert "padding" not in [each["code"] for each in report["findings"]]
+    plain_s, fixed_s = (
+        truth_of(execute_forked(tmp_path, str(PLANTED / "padded_images.py"), *way).stdout)["cpu_s"]
+        for way in ((), ("fixed",))
+    )
+    assert 0.3 < finding["saving_share"] < 1 - fixed_s / plain_s + 0.1
+
+
 def test_weights_that_are_computed_again_are_found_with_what_keeping_them_saves(tmp_path: Path) -> None:
     for name in ("plain", "cached"):
         (tmp_path / name).mkdir()

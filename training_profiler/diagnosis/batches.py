@@ -21,7 +21,7 @@ from training_profiler.diagnosis.registry import (
     has_enough_steps,
     per_step,
 )
-from training_profiler.model.program import LOADER, RowFacts
+from training_profiler.model.program import IMAGE_ENDS, LOADER, RowFacts
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TINY: Final = 4.0  # samples
@@ -234,7 +234,10 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
     has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""
     removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
     cost = cost_of_steps(snapshot, threshold, computing_s * facts.padding, saved=removed / facts.padding)
-    if is_whole and is_of_trainer:
+    if facts.what == IMAGE_ENDS:
+        alike = "" if is_whole else "images of similar size together, and "
+        text, change = f"DataLoader(..., collate_fn=...): {alike}pad to the largest of the batch", Change.OTHER_BATCHES
+    elif is_whole and is_of_trainer:
         text = "Trainer(..., data_collator=DataCollatorWithPadding(tokenizer)), and tokenize without padding"
     elif is_whole:
         text = "DataLoader(..., collate_fn=...): pad to the longest of the batch"
@@ -244,7 +247,9 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
     else:
         text = "DataLoader(..., batch_sampler=...): sequences of similar length together"
     rest = "or pack several sequences into one row"
-    if is_whole:
+    if facts.what == IMAGE_ENDS:
+        rest = f"batches of images of similar size leave out {facts.grouped:.0%}"
+    elif is_whole:
         rest = f"batches of similar length (group_by_length) or packing leave out {facts.grouped:.0%} of positions"
     return cost.finding(
         f"{facts.padding:.0%} of the positions are padding ({facts.what}; worst batch {facts.worst:.0%}): "

@@ -1,7 +1,8 @@
-"""Finds positions of sequences that are computed though they are padding.
+"""Finds positions of sequences, and pixels of images, that are computed though they are padding.
 
 Only tensors on the host are read. A real token may have the value that ends most rows, so the value alone says nothing:
-a mask, labels without a loss, lengths, or the ``padding_idx`` of an embedding has to say that it is padding.
+a mask, labels without a loss, lengths, or the ``padding_idx`` of an embedding has to say that it is padding. Images say
+it themselves where each ends with other numbers of rows and columns of one value, and none begins with that value.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from training_profiler.inspections.inspection import (
 )
 from training_profiler.instrumentation.loop_detection.input_sizes import elements_of, shape_of
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
-from training_profiler.model.program import PaddingFacts
+from training_profiler.model.program import IMAGE_ENDS, PaddingFacts
 
 FOLLOWED: Final = 3  # calls whose operations are looked at
 MOST_ELEMENTS: Final = 1_000_000  # of a tensor that is read
@@ -64,6 +65,7 @@ class _Batch(NamedTuple):
     tensors: list[list[_Rows]]  # of each, the ways in which it may have rows
     masks: list[_Mask]
     lengths: list[Any]  # integers, one a row
+    images: list[_Rows]
 
 
 class _Operations:
@@ -75,6 +77,7 @@ class _Operations:
         self.embedded: set[tuple[Shape, float]] = set()  # shapes of ids, and padding_idx
         self.spent: list[tuple[Shape, int]] = []  # ns on the CPU; else numbers of the result
         self._flat: set[Shape] = set()  # of results in which each sample has all that it had before in one row
+        self._has_flat_pixels = False
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, ns: int) -> None:
         """Add an operation that has ended."""
@@ -85,6 +88,7 @@ class _Operations:
         name, mask = getattr(function, "__name__", ""), None
         if name in ("flatten", "reshape", "view") and len(shape) == 2 and made.dim() < args[0].dim():
             self._flat.add(shape)
+            self._has_flat_pixels |= _is_of_pixels(shape_of(args[0]))
         elif name == "embedding":
             padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
             self.embedded |= set() if padding is None else {(shape_of(args[0]), padding)}
@@ -98,6 +102,12 @@ class _Operations:
             mask = args[1]
         if mask is not None and mask.is_cpu:
             self.masks += _masks(_of_keys(mask), "the attention mask")
+
+    def part_of_pixels(self) -> float:
+        """Return the part of operations whose results are images, of any size; 0 where a layer needs that size."""
+        whole = sum(spent for _, spent in self.spent)
+        of_images = sum(spent for made, spent in self.spent if _is_of_pixels(made))
+        return of_images / whole if whole and not self._has_flat_pixels else 0.0
 
     def part_of(self, shapes: Iterable[Shape]) -> float:
         """Return the part of operations whose results have all positions of rows of these shapes.
@@ -116,13 +126,14 @@ class Padding(Inspection):
 
     def __init__(self, program: UserProgram) -> None:
         self._program = program
-        self._fetched = _Batch([], [], [])
+        self._fetched = _Batch([], [], [], [])
         self._calls = self._followed = 0
         self._values: dict[Slot, float] = {}  # that are padding
         self._batches: list[dict[Shape, list[int]]] = []  # padding of each row, by the shape in rows
         self._lengths = 0  # in them
         self._parts: list[float] = []  # of operations, at all positions
         self._what = self._place = self._library = ""
+        self._have_borders = False  # images
 
     @property
     def _is_worth_reading(self) -> bool:
@@ -149,7 +160,7 @@ class Padding(Inspection):
             return
         batch = self._batch_of(seen.inputs)
         self._calls += 1
-        if not batch.tensors:
+        if not batch.tensors and not batch.images:
             return
         operations, is_followed = _Operations(), self._followed < FOLLOWED and self._may_be_followed(seen.module)
         yield
@@ -160,15 +171,17 @@ class Padding(Inspection):
         batch.lengths.extend(operations.lengths)
         shapes = self._count(batch, operations.embedded)
         if shapes and is_followed:
-            self._parts.append(operations.part_of(shapes))
+            self._parts.append(operations.part_of_pixels() if self._what == IMAGE_ENDS else operations.part_of(shapes))
 
     def _batch_of(self, inputs: Any) -> _Batch:
         """Read the inputs, and for those on a device the batch on the host that had their shapes."""
-        given, fetched, self._fetched = self._read(inputs), self._fetched, _Batch([], [], [])
+        given, fetched, self._fetched = self._read(inputs), self._fetched, _Batch([], [], [], [])
         shapes = {shape_of(tensor) for tensor in tensors_within(inputs)}
         shapes -= {rows.of_shape for tensor in given.tensors for rows in tensor}
         on_device = [tensor for tensor in fetched.tensors if tensor[0].of_shape in shapes]
-        return _Batch(given.tensors + on_device, given.masks + fetched.masks, given.lengths + fetched.lengths)
+        masks, lengths = given.masks + fetched.masks, given.lengths + fetched.lengths
+        images = given.images + [each for each in fetched.images if each.of_shape in shapes]
+        return _Batch(given.tensors + on_device, masks, lengths, [] if self._have_borders else images)
 
     def _may_be_followed(self, module: Any) -> bool:
         if self._program.may_be_compiled(module) or why_not_counted(sys.modules["torch"], module) is not None:
@@ -190,6 +203,9 @@ class Padding(Inspection):
                 rows, runs = max(known, key=lambda each: int(each[1].sum()))
                 self._values[rows.slot] = rows.value
                 counted[rows.shape] = max(runs.tolist(), counted.get(rows.shape, []), key=sum)
+        for rows in () if counted else batch.images:
+            self._values[rows.slot], self._what = rows.value, self._what or IMAGE_ENDS
+            counted[rows.shape] = rows.runs.tolist()
         self._lengths += sum(map(len, counted.values()))
         if counted and self._lengths <= MOST_LENGTHS:
             self._batches.append(counted)
@@ -218,7 +234,7 @@ class Padding(Inspection):
         return rows.runs if rows.slot in self._values else None
 
     def _read(self, values: Any) -> _Batch:
-        batch = _Batch([], [], [])
+        batch = _Batch([], [], [], [])
         for tensor in islice(tensors_within(values), MOST_TENSORS):
             with contextlib.suppress(Exception):  # such as a nested or a sparse one
                 shape = shape_of(tensor)
@@ -228,9 +244,11 @@ class Padding(Inspection):
 
     def _read_tensor(self, tensor: Any, shape: Shape, batch: _Batch) -> None:
         is_float = tensor.is_floating_point()
-        if elements_of(shape) > MOST_ELEMENTS:
+        if elements_of(shape) > MOST_ELEMENTS and not _is_of_pixels(shape):
             return
-        if len(shape) == 1 and not is_float:
+        if _is_of_pixels(shape):
+            self._read_images(tensor, shape, batch)
+        elif len(shape) == 1 and not is_float:
             batch.lengths.append(tensor.sort().values)
         elif len(shape) == 2 and bool(((tensor == 0) | (tensor == 1)).all()):
             batch.masks.extend(_masks(tensor, "the mask"))
@@ -240,9 +258,24 @@ class Padding(Inspection):
             positions = tensor[..., None] if len(shape) == 2 else tensor[..., :4]  # features are enough
             batch.tensors.append([_rows(each, shape, self._values) for each in (positions, positions.transpose(0, 1))])
 
+    def _read_images(self, images: Any, shape: Shape, batch: _Batch) -> None:
+        """Read where images end: by the larger side of each, as a smaller batch keeps the form of this one."""
+        value, stride = images[:, 0, -1, -1].mode().values.item(), max(1, elements_of(shape) // MOST_ELEMENTS)
+        rows, columns = images[:, 0, :, ::stride] == value, images[:, 0, ::stride] == value
+        sides = rows.all(2), columns.all(1)  # which rows and columns have that value
+        if any(bool(side[:, 0].any()) for side in sides):  # as the background of an object
+            self._have_borders = True
+        ends = [_runs(side, False) for side in sides]
+        if self._have_borders or not any(len(each.unique()) > 2 for each in ends):
+            return
+        kept = (1 - ends[0] / shape[2]).maximum(1 - ends[1] / shape[3]) ** 2
+        runs = ((1 - kept) * shape[2] * shape[3]).int()
+        slot = images.dtype, len(shape), False
+        batch.images.append(_Rows((shape[0], shape[2] * shape[3]), value, False, runs, slot, shape))
+
     def facts(self, steps: int) -> PaddingFacts | None:
         """Return what is padding in the batches so far; None where nothing says what is."""
-        if not self._batches or not self._parts:
+        if not self._batches or not self._parts or (self._have_borders and self._what == IMAGE_ENDS):
             return None
         rows = [(count, length, runs) for batch in self._batches for (count, length), runs in batch.items()]
         positions = [sum(count * length for count, length in batch) for batch in self._batches]
@@ -326,6 +359,11 @@ def _of_keys(mask: Any) -> Any:
     while mask.dim() > 2:  # heads, then queries: the last one sees all keys where each sees only those before it
         mask = mask[:, 0] if mask.dim() > 3 else mask[:, -1]
     return mask
+
+
+def _is_of_pixels(shape: Shape) -> bool:
+    """Return whether a tensor may be a batch of images, or what layers make of them."""
+    return len(shape) == 4 and min(shape[2:]) > 1
 
 
 def _has_positions(made: Shape, rows: int, length: int) -> bool:

@@ -214,6 +214,9 @@ class RecurrentFacts(NamedTuple):
     place: str = ""  # the user's line of its first call
 
 
+IMAGE_ENDS: Final = "rows and columns at the ends of images, by the larger of both"
+
+
 class PaddingFacts(NamedTuple):
     """Positions of sequences that are padding in the batches that were looked at; shares are of 0 to 1."""
 

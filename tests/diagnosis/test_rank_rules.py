@@ -29,10 +29,12 @@ def waited(waiting_ms: float) -> Snapshot:
     return run_of(ranks_of([*rows[:-1], replace(rows[-1], waiting_s=0.0)]))
 
 
-def buckets(numbers: int) -> Snapshot:
+def buckets(numbers: int, cap_mb: float = 25.0) -> Snapshot:
     optimizer = OptimizerFacts("SGD", 20, ("float32",), ("cpu",), numbers=numbers)
+    call = CallFacts(DDP, "DistributedDataParallel", CallSite("train.py", 9), (("bucket_cap_mb", str(cap_mb)),))
     run = run_of(synchronizing(working(30, 30), 0.2, 0.0))
-    return replace(run, program=ProgramFacts(optimizer), gradient_sync=GradientSyncStats(100, 2, 0.01))
+    program = ProgramFacts(optimizer, calls=(call,))
+    return replace(run, program=program, gradient_sync=GradientSyncStats(100, 2, 0.01))
 
 
 def repeating(times: float, ranks: int = 2, samples: int | None = 2000, again: float = 0.0, **loader: Any) -> Snapshot:
@@ -124,6 +126,9 @@ SAYS = {
         "waiting and transfer": run_of(synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)),
         "few buckets": buckets(10**7),
         "many buckets": buckets(3 * 10**7),
+        "small buckets": buckets(10**7, cap_mb=1.0),
+        "small buckets, and a smaller model": buckets(10**5, cap_mb=1.0),
+        "large buckets": buckets(3 * 10**7, cap_mb=200.0),
         "without what the straggler has": run_of(synchronizing(working(30, 30, 30, 40, **OF_FORWARD), 0.35, 0.30)),
         "mostly not for the straggler": run_of(synchronizing(working(30, 30, 30, 34, **OF_FORWARD), 0.5, 0.4)),
         "averaged for each batch": averaging(4),

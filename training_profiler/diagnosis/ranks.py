@@ -11,7 +11,7 @@ from training_profiler.base.sections import (
     SYNCHRONIZATION,
     name_of,
 )
-from training_profiler.base.units import duration_text, ms_text
+from training_profiler.base.units import BYTES_PER_MIB, duration_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix, record_steps
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
@@ -35,6 +35,7 @@ NEARLY_ALL: Final = 0.9  # of the samples, and of the steps
 MOST_AGAIN: Final = 0.25  # of the samples that ranks have in common: a rank has them more than once
 MOST_DUPLICATES: Final = 0.02  # of the samples of a rank; with more, they are drawn with replacement
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
+DEFAULT_CAP_MB: Final = 25.0  # of DDP's buckets
 SEVERAL: Final = 1.9  # averages of the gradients for an update; a capture may hide one
 
 
@@ -397,10 +398,13 @@ def _fix_of_sync(snapshot: Snapshot) -> Fix:
         return Fix(text, action.changes, (action,))
     # The gradients fill more of DDP's buckets than the first, which is small, and another one.
     optimizer, has_many = program.optimizer, False
+    arguments = [argument for call in program.calls if call.kind == DDP for argument in call.arguments]
+    cap_mb = min((float(value) for name, value in arguments if name == "bucket_cap_mb"), default=DEFAULT_CAP_MB)
     if optimizer is not None:
         each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
-        has_many = optimizer.numbers * each > 2 * 25 * 2**20  # DDP's default is 25 MiB
-    larger = "larger DDP buckets (bucket_cap_mb), " if has_many else ""
+        has_many = optimizer.numbers * each > 2 * cap_mb * BYTES_PER_MIB
+    now = f", now {cap_mb:.2g}" if cap_mb < DEFAULT_CAP_MB else ""
+    larger = f"larger DDP buckets (bucket_cap_mb{now}), " if has_many else ""
     changes = (Change.BUCKET_CAP_MB, Change.ACCUMULATION) if has_many else (Change.ACCUMULATION,)
     return Fix(f"use {larger}gradient accumulation under no_sync(), or a faster network", changes)
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 from typing import Final
 
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, name_of
@@ -54,8 +53,6 @@ _SLOWED: Final = {  # the sections that take longer with more of it
     SUBNORMAL[1]: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
 }
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
-OF_BATCHES: Final = "the samples of a batch", "the length of a batch", "the width of a batch"
-OF_IMAGES: Final = OF_BATCHES[0], "the channels of images", "the height of images", "the width of images"
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
     OTHERS: "other programs have the CPUs",
@@ -375,24 +372,6 @@ def work_of(change: StepChange) -> tuple[str, float] | None:
     if passes > 1 + WORKS_MORE and rise <= (1 + WORKS_MORE) * passes:
         return "forward passes", passes
     return None
-
-
-def larger_text(snapshot: Snapshot, change: StepChange | None) -> str:
-    """Return from what to what the sizes of inputs grew while the step did; "" where none grew by a tenth."""
-    if change is None or change.after_s <= change.before_s:
-        return ""
-    shapes = snapshot.program.shapes
-    before = [shape for update, shape in shapes if update < change.first_step]
-    after = [shape for update, shape in shapes if update >= change.last_step]
-    if not before or not after or len({len(shape) for shape in (*before, *after)}) != 1:
-        return ""
-    sizes = [tuple(map(median, zip(*each, strict=True))) for each in (before, after)]
-    grown = [at for at, (small, large) in enumerate(zip(*sizes, strict=True)) if large > 1.1 * small]
-    whole = "inputs of {}".format(" x ".join(f"{size:.0f}" for size in sizes[1]))
-    names = OF_IMAGES if len(sizes[0]) == len(OF_IMAGES) else OF_BATCHES
-    texts = [f"{names[at]} grew from {sizes[0][at]:,.0f} to {sizes[1][at]:,.0f}" for at in grown if at < len(names)]
-    took = f"while the step grew from {time_text(change.before_s)} to {time_text(change.after_s)}"
-    return f"; {' and '.join(texts)} ({whole}), {took}" if texts else ""
 
 
 def cause_of(change: StepChange) -> tuple[str, str]:

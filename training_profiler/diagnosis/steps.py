@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 from training_profiler.base.sections import (
@@ -22,7 +23,6 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copying_part,
-    larger_text,
     less_at,
     names_growth,
     rest_of_rise,
@@ -44,11 +44,13 @@ from training_profiler.diagnosis.registry import (
     row_of,
 )
 from training_profiler.model.program import COMPILE, LOADER
-from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
+from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
 
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
+OF_BATCHES: Final = "the samples of a batch", "the length of a batch", "the width of a batch"
+OF_IMAGES: Final = OF_BATCHES[0], "the channels of images", "the height of images", "the width of images"
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 OF_LOADERS: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)
@@ -234,6 +236,24 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
             "unit_rise": step.unit_rise,
         },
     )
+
+
+def larger_text(snapshot: Snapshot, change: StepChange | None) -> str:
+    """Return from what to what the sizes of inputs grew while the step did; "" where none grew by a tenth."""
+    if change is None or change.after_s <= change.before_s:
+        return ""
+    shapes = snapshot.program.shapes
+    before = [shape for update, shape in shapes if update < change.first_step]
+    after = [shape for update, shape in shapes if update >= change.last_step]
+    if not before or not after or len({len(shape) for shape in (*before, *after)}) != 1:
+        return ""
+    sizes = [tuple(map(median, zip(*each, strict=True))) for each in (before, after)]
+    grown = [at for at, (small, large) in enumerate(zip(*sizes, strict=True)) if large > 1.1 * small]
+    whole = "inputs of {}".format(" x ".join(f"{size:.0f}" for size in sizes[1]))
+    names = OF_IMAGES if len(sizes[0]) == len(OF_IMAGES) else OF_BATCHES
+    texts = [f"{names[at]} grew from {sizes[0][at]:,.0f} to {sizes[1][at]:,.0f}" for at in grown if at < len(names)]
+    took = f"while the step grew from {time_text(change.before_s)} to {time_text(change.after_s)}"
+    return f"; {' and '.join(texts)} ({whole}), {took}" if texts else ""
 
 
 @RULES.rule("slowing-down", 0.05, saves=(0.5, 1.1), is_uneven=True, is_rise=True, rest=rest_of_rise)  # over the run

@@ -258,6 +258,16 @@ def with_calls(part: float, called: str = "F.one_hot", samples: int = 100) -> Sn
     return replace(with_loop(part, LONG, samples, called), program=ProgramFacts(ADAM))
 
 
+def with_vectors(function: str) -> Snapshot:
+    """Return a run in whose forward pass this function makes one-hot vectors, before a layer and another module."""
+    run = with_calls(0.4)
+    (line,) = run.lines["forward_pass"]
+    made = replace(line, function=function, share=0.4 * line.share)
+    layer = replace(line, line=10, share=0.35 * line.share, called={"self.rows": 0.35 * line.share})
+    other = replace(line, line=38, function="Block.forward", share=0.25 * line.share, called={})
+    return replace(run, lines={"forward_pass": (layer, other, made)})
+
+
 def with_a_small_batch(median_s: float) -> Snapshot:
     """Return a run with a loop in its forward passes, of which the last is a tenth of the others."""
     run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
@@ -378,6 +388,8 @@ SAYS = {
     },
     "calls-in-forward": {
         "one-hot vectors": with_calls(0.6),
+        "one-hot vectors and what multiplies them": with_vectors("Net.forward"),
+        "one-hot vectors that another function may use": with_vectors("encode"),
         "a file": with_calls(0.5, called="open"),
     },
     "python-in-forward": {

@@ -15,6 +15,7 @@ from training_profiler.base.sections import (
 from training_profiler.diagnosis.finding import RECORDING_COSTS, Change, Finding, Fix
 from training_profiler.diagnosis.places import (
     IN_NO_MODEL,
+    ONE_HOT,
     SAMPLES_NEEDED,
     activities,
     fix_of,
@@ -128,6 +129,8 @@ def calls_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     spent = [each for each in activities(section.share, lines, has_forward=True) if each.activity in IN_NO_MODEL]
     part = sum(each.lines_part for each in spent)
+    if any(each.activity is ONE_HOT for each in spent):
+        part = min(1.0, part + _spent_on_vectors(lines) / section.share)
     if part < A_GOOD_PART:
         return None
     cost = cost_of_steps(snapshot, threshold, min(1.0, part) * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))
@@ -138,6 +141,21 @@ def calls_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         part_of_forward=part,
         lines=places,
     )
+
+
+def _spent_on_vectors(lines: Sequence[LineStats]) -> float:
+    """Return the time of what converts and multiplies one-hot vectors, in the functions that make them.
+
+    To convert integers to floats and to multiply these takes as long as to make them, and what is longer may be more.
+    """
+    makers = {(each.file, each.function) for each in lines if any(map(ONE_HOT.matches, each.called))}
+    made = others = 0.0
+    for each in lines:
+        making = sum(share for name, share in each.called.items() if ONE_HOT.matches(name))
+        made += making
+        if (each.file, each.function) in makers and not each.inside and making <= MOSTLY * each.share:
+            others += each.share - making  # the rest of the other lines is theirs already
+    return min(made, others)
 
 
 def _sections_of_frozen(finding: Finding) -> tuple[str, ...]:

@@ -235,6 +235,21 @@ def test_warmup_does_not_lower_throughput():
     assert (rates.steps_per_s, rates.batches_per_s) == (4.0, 4.0)
 
 
+def test_first_steps_that_inspections_made_long_are_left_out_with_what_they_added():
+    run, line = FakeRun(), Location("train.py", 3, "forward")
+    for seconds in [1.0] * 12 + [9.0] * 3 + [1.0] * 25:
+        run.sample_line(line)
+        run.step(forward_pass=seconds)
+    run.drain()
+    before = run.snapshot().step
+    run.accumulator.totals.named_steps = 16
+    snapshot = run.snapshot()
+    step = snapshot.step
+    assert (before.warmup_count, before.inspected_s, before.settled_s) == (0, 0.0, 64.0)
+    assert (step.warmup_count, step.inspected_s, step.settled_s) == (15, 24.0, 25.0)
+    assert [each.line for each in snapshot.lines_of_steps("forward_pass")] == [3]  # which has less than half after them
+
+
 def test_an_interval_has_rates_of_its_own():
     run = run_of(10, flops=StepFlops(10**12, "float32", ""))
     run.flush()

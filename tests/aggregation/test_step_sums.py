@@ -92,6 +92,15 @@ def test_slow_first_steps_are_warm_up(durations_ns, configured, warmup):
 
 
 @pytest.mark.parametrize(
+    ("inspected", "long"),
+    [(12, 10), (9, 9), (8, 0), (0, 0), (30, 10), (31, 0)],
+    ids=["two of them", "one of them", "none of them", "nothing was inspected", "ten others remain", "fewer remain"],
+)
+def test_first_steps_that_inspections_made_long(inspected, long):
+    assert sums_of([20_000] * 8 + [21_000] * 2 + [10_000] * 30).steps_made_long(inspected) == long
+
+
+@pytest.mark.parametrize(
     ("durations_ns", "slowed", "without_first", "p95_ns"),
     [
         ([90_000] * 5 + list(range(1_000, 101_000, 1_000)), [], 5, 95_000),

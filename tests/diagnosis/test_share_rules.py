@@ -62,6 +62,8 @@ def test_a_saving_in_steps_is_that_of_a_step_times_all_steps():
     found = next(each for each in diagnose(run) if each.code == "data-loading-bound")
     assert (found.potential_saving_s, saved_share(run, found)) == (pytest.approx(2.0), pytest.approx(0.5))
     assert 40 * (found.step_s - found.step_if_fixed_s) == pytest.approx(found.potential_saving_s)
+    inspected = replace(run, wall_s=run.wall_s + 6.0, step=replace(run.step, inspected_s=6.0))
+    assert saved_share(inspected, found) == pytest.approx(0.5)  # of the training without the profiler's inspections
 
 
 def test_no_rule_fires_without_data():

@@ -169,6 +169,18 @@ def test_functions_that_make_the_same_are_found_and_losses_stay(instrumented, ma
     assert losses == plain
 
 
+def test_the_last_step_whose_operations_are_named_is_known(instrumented):
+    modes = []
+
+    def seen(x):
+        modes.append(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))
+        return causal()
+
+    train(instrumented, seen)
+    last = max(step for step, count in enumerate(modes[::2], 1) if count)  # a pass calls it twice
+    assert instrumented.instrumentation.early_steps.named_steps == last > 24
+
+
 def test_nothing_is_named_below_a_mode_of_the_program(instrumented):
     class Seeing(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -5,7 +5,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -123,6 +123,19 @@ def test_what_the_profiler_itself_takes_has_no_line_of_the_program(module, is_ou
     reader = StackReader(UserCode(replace(PLACES, never=(own,))))
     assert reader.is_ours(frame) is is_ours
     assert reader.place(frame).users[0].co_filename == "/project/train.py"
+
+
+@pytest.mark.parametrize(("module", "samples"), [("inspections/same_again", 0), ("inspections/flop_counter", 1)])
+def test_a_sample_of_the_profiler_itself_counts_for_no_line(sampler, module, samples):
+    started(sampler).close()
+    own = str(Path(stacks.__file__).parents[1])
+    users = KeptFrame(compile("step()", "/project/train.py", "exec"), 0)
+    sampler.samples, sampler._waiting = 0, []
+    sampler._stacks = StackReader(UserCode(replace(PLACES, never=(own,))))
+    frame = KeptFrame(compile("pass", f"{own}/{module}.py", "exec"), 0, users)
+    sampler._sampled = SimpleNamespace(frame=lambda: frame, ident=0)
+    sampler._sample()
+    assert (sampler.samples, len(sampler.pop_samples())) == (samples, samples)
 
 
 def test_generated_dataclass_method_belongs_to_its_calling_line(sampler):

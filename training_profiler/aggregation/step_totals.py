@@ -133,6 +133,7 @@ class CaptureAffectedSteps:
 
 MANY: Final = 32  # steps
 MOST_POINTS: Final = 1024
+INSPECTED: Final = 2.0  # x the median: a shorter step was hardly slowed
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
 VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
@@ -304,6 +305,13 @@ class StepSums:
         while slow < len(candidates) and candidates[slow] > 3.0 * median:  # docs/reference/figures.md
             slow += 1
         return slow
+
+    def steps_made_long(self, inspected: int) -> int:
+        """Return the number of first steps up to the last long one of so many ``inspected``; 0 if few others remain."""
+        early, median = self.first_ns[:inspected], self.median_ns() or 0.0
+        if self.count < inspected + WARMUP_NEEDS:
+            return 0
+        return max((step for step, ns in enumerate(early, 1) if ns > INSPECTED * median), default=0)
 
     def spread(self, without_first: int = 0) -> Spread | None:
         """Return mean and deviation without the ``without_first`` first steps; None if nothing is left.

@@ -376,7 +376,7 @@ def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | Non
         if has_acted and steps.longest(warmup)[0] >= 0.5 * min(steps.first_ns[:warmup]):
             warmup = 0  # a later step is of the same kind
     if configured is None and steps.count >= WARMUP_NEEDS:
-        warmup = max(warmup, totals.slow_steps)
+        warmup = max(warmup, totals.slow_steps, steps.steps_made_long(totals.named_steps))
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
 
 
@@ -397,6 +397,7 @@ def step_stats(
     rises = growth is not None and growth.rise > 0 and change is None
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
+    inspected_ns = steps.first_ns[steps.warmup_steps(configured_warmup) : warmup]
     p95_ns = steps.p95_ns(warmup)
     return StepStats(
         count=steps.count,
@@ -404,6 +405,7 @@ def step_stats(
         median_s=min(median_ns, max_ns) / NS_PER_S,  # a bin's middle may lie above all that is in it
         warmup_count=warmup,
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
+        inspected_s=max(0.0, sum(inspected_ns) - len(inspected_ns) * normal.mean_ns) / NS_PER_S,
         settled_count=spread.count,
         settled_s=spread.total_ns / NS_PER_S,
         disturbed_count=steps.slowed_count,

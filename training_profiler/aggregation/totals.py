@@ -303,6 +303,7 @@ class Totals(StretchFigures, eq=False, kw_only=True):
                 setattr(self, name, (getattr(self, name) or 0) + more)
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
+        self.named_steps = max(self.named_steps, later.named_steps)
         self.loaders.add(later.loaders)
         self.with_grad = (self.with_grad[0] + later.with_grad[0], self.with_grad[1] + later.with_grad[1])
 

@@ -304,7 +304,8 @@ def computed_constants(snapshot: Snapshot, threshold: float) -> Finding | None:
     ]
     found.sort(key=lambda each: -each[1].share)
     share, lines = sum(line.share for _, line in found), [line for _, line in found]
-    cost = cost_of_steps(snapshot, threshold, share * snapshot.wall_s)
+    of_section = ((line.share / snapshot.sections[name].share, snapshot.total_of_step_s(name)) for name, line in found)
+    cost = cost_of_steps(snapshot, threshold, sum(part * (section_s or 0.0) for part, section_s in of_section))
     if sum(line.samples for line in lines) < 10:  # fewer may be chance
         return None
     section, hottest = found[0]

@@ -166,7 +166,9 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or not step.warmup_count or not step.settled_count:
         return None
     fetched, compiled = snapshot.program.fetched_before, snapshot.program.compiled
-    warmup_s = step.warmup_s - (fetched.seconds if fetched is not None and fetched.is_skipped else 0.0)
+    warmup_s = (
+        step.warmup_s - step.inspected_s - (fetched.seconds if fetched is not None and fetched.is_skipped else 0.0)
+    )
     extra_s, avg_s = warmup_s - step.warmup_count * step.avg_s, warmup_s / step.warmup_count
     later_s = max(step.median_s, step.avg_s)
     if extra_s < MIN_SAVING_S or avg_s <= threshold * later_s:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
 from training_profiler.inspections.frozen_forward import FrozenForward
@@ -64,7 +64,7 @@ class EarlySteps:
         self._followed: list[Following] = []  # inspections of it
         self._restore: Callable[[], None] | None = None
         self._is_done = False
-        self._steps = self._calls = 0
+        self._begun_at = self._steps = self._calls = 0
         self._spent_ns = 0  # on looking at calls and backward passes
         self._pass_began_ns = 0  # the backward pass under way
 
@@ -73,11 +73,17 @@ class EarlySteps:
         """How long the training has been looked at so far."""
         return self._spent_ns + self._again.spent_ns
 
-    def begin(self) -> None:
-        """Look at the steps from now on, once in a run."""
+    @property
+    def named_steps(self) -> int:
+        """Number of the run's first steps up to the last one that naming operations slowed down; 0 for none."""
+        return self._again.named_steps and self._begun_at + self._steps + self._again.named_steps
+
+    def begin(self, steps: int) -> None:
+        """Look at the steps from now on, once in a run; ``steps`` are complete."""
         detector = self._context.detector
         if self._restore is not None or detector is None:
             return
+        self._begun_at = steps
         self._context.watch_backward(self)
         methods = self._calls_of(detector) | self._updates_of(detector) | self._fetches_of(detector)
         self._restore = detector.shadow(**methods)
@@ -180,9 +186,9 @@ class EarlySteps:
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
-        begin_ns = perf_counter_ns()
+        begin_ns = thread_time_ns()  # on a busy machine, other programs would use up the time that it may take
         yield
-        self._spent_ns += perf_counter_ns() - begin_ns
+        self._spent_ns += thread_time_ns() - begin_ns
 
     def stop(self) -> None:
         """Restore the detector for good."""

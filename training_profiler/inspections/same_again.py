@@ -54,6 +54,7 @@ class SameAgain:
         self._restore: Callable[[], None] | None = None
         self._mode: Any = None
         self._thread = self._steps = self.spent_ns = 0
+        self.named_steps = 0  # since it began, up to the last one in which operations were named
         self._is_open = self._is_over = False
         self._modules: set[int] = set()  # that were found fit for a dispatch mode
         self._files: dict[str, str] = {}  # names of the user's files in reports, by those of code; "" of others
@@ -161,7 +162,7 @@ class SameAgain:
     def _leave(self, is_whole: bool) -> None:
         if not self._is_open or self._thread != get_ident():
             return
-        self._is_open, stack = False, mode_stack()
+        self._is_open, stack, self.named_steps = False, mode_stack(), self._steps + 1
         if stack and stack[-1] is self._mode:
             self._mode.__exit__(None, None, None)
             if is_whole and self._names and not self._is_over:

@@ -131,6 +131,7 @@ class StretchFigures(Struct, omit_defaults=True, eq=False):
     tokens: Count | None = None  # read by the training; None where no trainer counts them
     flops: StepFlops | None = None  # of one step, as counted last
     slow_steps: Count = 0  # first steps of the run up to the last one slowed by counting its FLOPs
+    named_steps: Count = 0  # the same, by naming its operations
     with_grad: tuple[Count, Count] = (0, 0)  # forward passes of evaluations that recorded gradients: number, ns
     late_exchange_ns: Count = 0  # DDP's gradient sync, reported in this stretch for backward passes before it
     dropped: Count = 0  # exits without an enter, and enters beyond MAX_OPEN

@@ -143,6 +143,7 @@ class StepStats:
     max_step: int
     settled_s: float  # time of the steps after warm-up
     p95_s: float | None = None  # 95% of the steps after warm-up are not longer; None with too few
+    inspected_s: float = 0.0  # by which inspections have made first steps longer, a part of ``warmup_s``
     disturbed_count: int = 0  # steps slowed by a capture window; see ``has_own_pace``
     before_s: float | None = None  # from the begin of the run to the begin of the first step; None if unknown
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None with too few steps
@@ -477,7 +478,8 @@ class Snapshot:
         section = self.sections.get(name)
         if name in self.settled_lines or section is None:
             return self.settled_lines.get(name, ())
-        is_settled = section.settled_total_s >= MOSTLY_SETTLED * section.step_total_s
+        inspected_s = 0.0 if self.step is None else self.step.inspected_s
+        is_settled = section.settled_total_s + inspected_s >= MOSTLY_SETTLED * section.step_total_s
         return self.lines.get(name, ()) if is_settled else ()
 
     def hottest(self, name: str, *, of_steps: bool = False) -> list[LineStats]:

@@ -114,6 +114,7 @@ def saving_text(snapshot: Snapshot, finding: Finding) -> str:
 def saved_share(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> float | None:
     """Return the part of the training time that a change saves, 0 to 1; None where it saves time before or after it."""
     whole_s = snapshot.wall_s if finding.code == MACHINE_BUSY else snapshot.training_s  # it is of the start as well
+    whole_s -= 0.0 if snapshot.step is None else snapshot.step.inspected_s
     if row_of(finding).is_before_training or whole_s <= 0 or not part_in_training(finding, snapshot):
         return None
     return min(1.0, part * finding.potential_saving_s / whole_s)

@@ -147,7 +147,7 @@ class Instrumentation:
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
         if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):
-            self.context.guarded(self.early_steps.begin)
+            self.context.guarded(lambda: self.early_steps.begin(steps))
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""

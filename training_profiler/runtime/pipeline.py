@@ -236,6 +236,7 @@ class Pipeline:
         flops, work = self.instrumentation.flops, self.instrumentation.pop_work()
         totals.tokens = self.progress.drain_tokens() if self.progress.counts_tokens else work.tokens
         totals.flops, totals.slow_steps, totals.with_grad = flops.counted, flops.slow_steps, work[:2]
+        totals.named_steps = self.instrumentation.early_steps.named_steps
         for step, elements in work.input_sizes:
             totals.input_sizes.add(step, elements)
         self.sums.add(totals, step_ns)

@@ -295,8 +295,8 @@ class LineSampler:
         # call: it would keep the tensors of a step alive.
         now_ns, stacks = self._clock(), self._stacks
         frame = self._sampled.frame()
-        if frame is not None and stacks is not None and len(self._waiting) < MOST_WAITING:
-            place = None if stacks.is_ours(frame) else self._place(stacks, frame)
+        if frame is not None and stacks is not None and len(self._waiting) < MOST_WAITING and not stacks.is_ours(frame):
+            place = self._place(stacks, frame)
             if place is not None and self._is_blocked():
                 place = place._replace(is_blocked=True)
             self._waiting.append((now_ns, place))

@@ -1,7 +1,10 @@
 import json
 import os
 import socket
+import sys
 import time
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -65,7 +68,7 @@ def test_the_newest_two_are_compared_by_default(runs, capsys):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_a_pull_request_gets_the_headline_the_table_and_the_machine(runs, capsys):
+def test_a_pull_request_gets_the_headline_the_table_and_the_machine(runs, capsys, monkeypatch):
     meta = {"platform": "Linux-6.1-x86_64", "cpus": 2, "versions": {"torch": "2.13.0", "numpy": None}}
     write_run(runs, "20261121-142530", meta={"settings": {"name": "a ``` b"}} | meta)
     write_run(runs, "20261121-142531", 0.12)
@@ -74,6 +77,14 @@ def test_a_pull_request_gets_the_headline_the_table_and_the_machine(runs, capsys
     assert "forward\\_pass" in lines[0]
     assert (lines.count("````text"), lines.count("````"), lines[-1]) == (1, 1, "Linux-6.1-x86_64, 2 CPUs, torch 2.13.0")
     card = (runs / "a.svg").read_text()
+    with pytest.raises(SystemExit):
+        main(["compare", "--card", "a.png"])
+    assert "a PNG needs pip install 'training-profiler[png]'; an SVG needs nothing" in capsys.readouterr().err
+    drawn = ModuleType("resvg_py")
+    drawn.__spec__, drawn.svg_to_bytes = ModuleSpec("resvg_py", None), lambda svg_string: list(svg_string.encode())
+    monkeypatch.setitem(sys.modules, "resvg_py", drawn)
+    printed(capsys, "compare", "--card", str(runs / "a.PNG"))
+    assert (runs / "a.PNG").read_text() == card
     assert card.count('height="26"') == 2
     assert all(words in card for words in ("SLOWER: a step takes 20.0%", "120 ms", lines[-1]))
 

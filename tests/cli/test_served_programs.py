@@ -96,6 +96,11 @@ def test_a_command_that_fails_says_how_and_one_without_a_waiter_ends(served, mon
     with pytest.raises(ProfilerError, match="status 3: why"):
         asyncio.run(served._command(["import sys; sys.stderr.write('why'); sys.exit(3)"], 5, silent))
     assert asyncio.run(served._command(["print('out')"], 5, silent)) == "out\n"
+    said = "import sys; sys.exit('training-profiler: a promise\\ntraining-profiler: no time; example: --budget 4m')"
+    monkeypatch.setattr(served_programs, "COMMAND", (sys.executable, "-c", said))
+    with pytest.raises(ProfilerError, match=r"^status 1: no time; example: minutes=4$"):
+        asyncio.run(served._command(["try"], 5, silent))
+    monkeypatch.setattr(served_programs, "COMMAND", (sys.executable, "-c"))
 
     async def cancelled():
         code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"

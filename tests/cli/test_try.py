@@ -10,8 +10,9 @@ import pytest
 from tests.support.commands import refused
 from tests.support.golden import assert_answers
 from tests.trials.test_results import RESULTS
-from training_profiler.cli import main
-from training_profiler.cli.try_command import _count, _names
+from training_profiler.cli import main, try_command
+from training_profiler.cli.try_command import _names
+from training_profiler.cli.try_command import number_of_steps as count
 from training_profiler.cli.trying import ProgressLine, seconds
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
@@ -96,6 +97,14 @@ def test_a_change_of_ones_own_goes_on_with_the_same_command_alone(session, capsy
 PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-import torch\n\\ No newline at end of file\n+import torch  # 2\n"
 
 
+def test_arguments_may_begin_with_a_dash_and_those_of_the_program_stay(monkeypatch):
+    seen = []
+    monkeypatch.setattr(try_command, "run", lambda given: seen.extend([given.args, given.words]) or 0)
+    words = ["--args", "--amp", "--args", "-n 2", "--budget", "9m", "train.py", "--args", "--own"]
+    assert main(["try", *words]) == 0
+    assert seen == [["--amp", "-n 2"], ["train.py", "--args", "--own"]]
+
+
 def answer_of(read):
     def answer(word):
         try:
@@ -106,7 +115,7 @@ def answer_of(read):
     return answer
 
 
-@pytest.mark.parametrize(("name", "read"), [("budgets", seconds), ("step_counts", _count), ("changes", _names)])
+@pytest.mark.parametrize(("name", "read"), [("budgets", seconds), ("step_counts", count), ("changes", _names)])
 def test_budgets_steps_and_changes_are_read_as_they_are_printed_or_refused_with_what_may_be_meant(name, read):
     assert_answers(name, answer_of(read))
     with pytest.raises(argparse.ArgumentTypeError):

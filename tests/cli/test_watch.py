@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import printed, refused
 from tests.support.recording import FakeRun
 from training_profiler.base.errors import RunFolderError
-from training_profiler.cli import main, watch
+from training_profiler.cli import INTERRUPTED, main, watch
 from training_profiler.cli.watch import FullScreen, PlainScreen, Watcher
 from training_profiler.storage.run_folder import META
 
@@ -154,7 +154,7 @@ def test_ctrl_c_gives_the_terminal_back_and_is_status_130(tmp_path, monkeypatch)
     training.begin()
     monkeypatch.setattr(watch, "_screen", lambda: screen)
     monkeypatch.setattr(watch, "Watcher", lambda folder, attempt: training.watcher())
-    assert main(["watch", str(tmp_path / "run")]) == watch.INTERRUPTED
+    assert main(["watch", str(tmp_path / "run")]) == INTERRUPTED
     assert stream.getvalue().count("\x1b[?1049l") == 1
 
 

@@ -133,7 +133,9 @@ def test_a_schedule_fits_into_its_time():
     assert measured(cores=2.0).schedule(10, 30) is None
     assert measured(step_s=30.0).schedule(3, 300) is None
     assert measured(step_s=0.001, has_ended=True, cores=2.0).schedule(4, 1000).steps < 60  # that it makes in all
-    assert measured(steps=20, has_ended=True, cores=2.0).schedule(4, 1000) is None
+    short = measured(steps=20, has_ended=True, cores=2.0)
+    assert short.schedule(4, 1000) is None
+    assert str(short.why_no_schedule(1000)) == "the program has 20 steps in all, too few to compare blocks of them"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_times_of_samples_are_compared_where_batches_differ(found):
 def test_a_program_that_fails_without_the_change_is_refused(found):
     with pytest.raises(TryError, match=r"train.py failed without the change: out of memory"):
         found({}, {"fails_at": 3, "error": TrialError("out of memory")})
-    with pytest.raises(TryError, match=r"fewer than 20 steps of three trainings fit into 10.0 s: .*--budget"):
+    with pytest.raises(TryError, match=r"fewer than 20 steps of each training fit into 10.0 s: .*--budget"):
         found({}, budget_s=10.0)
 
 

@@ -151,6 +151,7 @@ sys.exit(1)
         ("raise ValueError('no such file')", TrialError, "ValueError: no such file"),
         ("raise RuntimeError('CUDA error: out of memory')", TrialError, "out of memory"),
         ("raise OSError('[Errno 98] Address already in use')", TrialError, "in use; trainings run .* port 0"),
+        ("open('/dev/tty\\0'[:8] + '/')", TrialError, "/dev/tty/'; a trial has no terminal"),
         ("print('bye'); sys.exit(3)", TrialError, "exit status 3: bye"),
         ("os.kill(os.getpid(), 9)", TrialError, "killed, perhaps for want of memory"),
         ("", EndedError, "it came to its end"),

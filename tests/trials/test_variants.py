@@ -102,7 +102,7 @@ def test_a_patch_of_git_adds_removes_and_moves_files(repository, tmp_path):
     ("text", "problem"),
     [
         ("", "does not apply"),
-        ("what is this", "does not apply"),
+        ("what is this", "does not apply to .*: No valid patches in input$"),
         (PATCH.replace("-uncommitted", "-other"), "patch failed: train.py:1"),
         (PATCH.replace("train.py", "../outside.py"), "does not apply"),
         (None, "cannot be read: No such file"),

@@ -18,11 +18,12 @@ READERS = ("report", "watch", "compare", "history", "list", "timeline", "html", 
 OPTIONS = ("-h", "--help", "--version")  # without a command
 COMMANDS = ("run", "try", "bisect", *READERS, "benchmark", "env", "doctor")
 # A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
+INTERRUPTED = 130  # exit status: 128 + SIGINT, as in shells
 _MODULES = {"list": "list_runs", "try": "try_command"}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command in ``words`` and return its exit status: 0, 2 for unusable input, or another one of its own."""
+    """Run the command in ``words``; return its exit status: 0, 2 for unusable input, 130 after Ctrl-C, or its own."""
     is_own_process, words = words is None, list(sys.argv[1:] if words is None else words)
     try:
         if is_own_process and words[:1] == ["trace"]:
@@ -35,6 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _parse_and_run(words)
     except ProfilerError as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except MemoryError:
         return _refuse("there is not enough memory to read that")
     except BrokenPipeError:  # the reader, such as `head`, has stopped
@@ -81,6 +84,9 @@ def _parse_and_run(words: list[str]) -> int:
         )
         command.prepare_parser(of_command)
         known += (option for action in of_command._actions for option in action.option_strings)
+    if words[:1] == ["try"]:  # argparse takes ``--amp`` after ``--args`` for an option of ours
+        own, script, others = "\0".join(words).partition(".py\0")
+        words = (own.replace("\0--args\0-", "\0--args=-") + script + others).split("\0")
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         hints = "".join(_option_hint(word.partition("=")[0], known) for word in unknown[:1])

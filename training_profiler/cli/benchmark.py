@@ -20,7 +20,7 @@ from pathlib import Path
 
 from training_profiler.base.errors import BenchmarkError
 from training_profiler.base.text import printable_lines
-from training_profiler.cli.common import whole_number, write
+from training_profiler.cli.common import time_in, whole_number, write
 from training_profiler.safety.files import write_output
 
 OURS = str(Path(__file__).resolve().parents[1])
@@ -36,7 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=threads, help="CPU threads of torch (default: torch's own choice)")
     parser.add_argument(
         "--min-run-time",
-        type=_seconds,
+        type=time_in("a time of at most 3600 s; example: 0.5", most_s=3600),
         default=0.2,
         metavar="SECONDS",
         help="minimum measuring time per row in seconds (default: 0.2)",
@@ -113,9 +113,3 @@ def _write(place: str, text: str) -> None:
         write_output(Path(place), text.encode())
     except OSError as error:
         raise BenchmarkError(f"--json {place} cannot be written ({error.strerror}); example: --json a.json") from None
-
-
-def _seconds(text: str) -> float:
-    if not 0 < float(text) < 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not a time between 0 and 3600 s; example: --min-run-time 0.5")
-    return float(text)

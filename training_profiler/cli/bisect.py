@@ -18,8 +18,9 @@ from typing import Final
 from training_profiler.base.errors import ProfilerError
 from training_profiler.base.sections import OTHER, name_of
 from training_profiler.base.units import ms_text
+from training_profiler.cli import INTERRUPTED
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
-from training_profiler.cli.trying import INTERRUPTED, TABLE, ProgressLine, program_of, seconds
+from training_profiler.cli.trying import TABLE, ProgressLine, program_of, seconds
 from training_profiler.reports.layout import Layout, table
 from training_profiler.storage.run_folder import typed_path
 from training_profiler.trials.bisection import Bisection, slower_section

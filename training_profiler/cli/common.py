@@ -4,11 +4,13 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.text import encodable, one_line
+from training_profiler.base.units import read_seconds
 from training_profiler.reports.card import render_card
 from training_profiler.reports.console import Origin
 from training_profiler.reports.layout import TABLE, Layout
@@ -18,6 +20,7 @@ from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_folder import earlier_run, program_in, read_meta, typed_path, typed_program
 
 NEWEST: Final = "the newest run"
+DATE: Final = slice(len("2026-"), len("2026-11-21T14:25"))
 
 
 def runs_folder() -> Path:
@@ -62,9 +65,22 @@ def whole_number(what: str, least: int = 0, most: float = inf) -> Callable[[str]
     """Return what reads the number of an option; where a word is none, the error says that it is not ``what``."""
 
     def read(word: str) -> int:
-        if not word.isdecimal() or not least <= int(word) <= most:
+        digits = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", word)  # 12,000 as tables print it
+        if not digits.isdecimal() or not least <= int(digits) <= most:
             raise argparse.ArgumentTypeError(f"{word!r} is not {what}")
-        return int(word)
+        return int(digits)
+
+    return read
+
+
+def time_in(what: str, least_s: float = 1e-9, most_s: float = 1e9) -> Callable[[str], float]:
+    """Return what reads a time in s, such as 90 or 90s; the error for another word says that it is not ``what``."""
+
+    def read(word: str) -> float:
+        found = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
+        if found is None or not least_s <= found <= most_s:
+            raise argparse.ArgumentTypeError(f"{word!r} is not {what}")
+        return found
 
     return read
 
@@ -106,7 +122,14 @@ def as_markdown(headline: str, text: str, folder: Path) -> str:
 
 def add_card(parser: Any) -> None:
     """Add the file for ``write_card``."""
-    parser.add_argument("--card", type=Path, metavar="FILE", help="write a picture of the result as SVG as well")
+    help = "write a picture of the result as well: .svg, or .png with pip install 'training-profiler[png]'"
+    parser.add_argument("--card", type=_card, metavar="FILE", help=help)
+
+
+def _card(word: str) -> Path:
+    if word.lower().endswith(".png") and find_spec("resvg_py") is None:
+        raise argparse.ArgumentTypeError("a PNG needs pip install 'training-profiler[png]'; an SVG needs nothing")
+    return Path(word)
 
 
 def write_card(
@@ -118,7 +141,12 @@ def write_card(
         OSError: it cannot be written.
     """
     times = [] if before[1] is None else [(before[0], before[1]), (after[0], before[1] * (1 + after[1]))]
-    write_output(path, render_card(headline, times, [*facts, _machine_of(run)]).encode("utf-8", "backslashreplace"))
+    data = render_card(headline, times, [*facts, _machine_of(run)]).encode("utf-8", "backslashreplace")
+    if path.suffix.lower() == ".png":
+        from resvg_py import svg_to_bytes
+
+        data = bytes(svg_to_bytes(svg_string=data.decode()))
+    write_output(path, data)
 
 
 def _machine_of(folder: Path) -> str:

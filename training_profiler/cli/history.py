@@ -20,7 +20,7 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.base.html import element, joined, part, table
 from training_profiler.base.text import one_line, printable_data
 from training_profiler.base.units import MS_PER_S, counted, ms_number, ms_text
-from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
+from training_profiler.cli.common import DATE, layout_of_stdout, runs_folder, say, write
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_document import document
 from training_profiler.safety.files import write_output
@@ -34,7 +34,6 @@ ROWS: Final = 8  # of the plot
 MOST_LISTED: Final = 12  # the newest
 COLUMN, AXIS = 4, 10  # of the plot: a run, at most, and what stands left of all
 LEVELS: Final = " ▁▂▃▄▅▆▇█"
-DATE: Final = slice(len("2026-"), len("2026-11-21T14:25"))
 HEADERS: Final = "run", "began", "ms/step", "CPU others took", "what is new"
 
 

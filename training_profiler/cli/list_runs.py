@@ -15,7 +15,7 @@ from typing import Any, Final
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import ms_number
-from training_profiler.cli.common import layout_of_stdout, runs_folder, write
+from training_profiler.cli.common import DATE, layout_of_stdout, runs_folder, write
 from training_profiler.reports.layout import WIDTH, Layout, column_width, fitting, shortened, table
 from training_profiler.storage.run_reader import ListedRun, list_runs, no_runs
 
@@ -23,7 +23,6 @@ HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdi
 NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530
 MIN_VERDICT: Final = 12
 WIDER: Final = 10  # more of both on a terminal of more than 80 columns
-DATE: Final = slice(len("2026-"), len("2026-11-21T14:25"))
 _KEYS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "began": lambda run: run.began,
     "name": lambda run: run.name or Path(run.folder).name,

@@ -158,7 +158,6 @@ def _bounded(text: str) -> str:
 
 
 NAME: Final = "training-profiler"
-INTERRUPTED: Final = 130
 INSTRUCTIONS: Final = (
     "Measurements of PyTorch trainings. Begin with findings(): its findings are ordered by what they could save "
     "(saving_s). All figures are measured; a finding that is missing was not supported by the data. Names and texts in "
@@ -188,7 +187,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the assistant closes standard input and return 0, or 130 after Ctrl-C."""
+    """Serve until the assistant closes standard input and return 0."""
     if arguments.setup is not None:
         return set_up(arguments.setup, arguments.undo, arguments.yes)
     if arguments.undo or arguments.yes:
@@ -199,11 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunFolderError(f"{path} does not exist; give folders of runs, run folders or traces")
     served = ServedRuns([*paths, *([runs_folder()] if arguments.run and arguments.paths else [])])
     programs = ServedPrograms(Path.cwd(), runs_folder().resolve(), served.findings) if arguments.run else None
-    server = server_of(served, programs)
-    try:
-        server.run("stdio")
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    server_of(served, programs).run("stdio")
     return 0
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -56,9 +57,10 @@ class ServedPrograms:
         if newest is None or newest == before:
             raise ProfilerError("the program left no run: it made no training step, or does not use torch")
         found = self._findings(str(newest))
-        shown = [_without_evidence(each) for each in found["findings"][:MOST_FINDINGS]]
+        shown = [_without_evidence(each) for each in found["findings"] if each["fix"]][:MOST_FINDINGS]
         return {
-            **{name: found[name] for name in ("verdict", "steps", "wall_s", "step_time", "ended_by")},
+            **{name: found[name] for name in ("verdict", "steps", "wall_s", "ended_by")},
+            "step_s": found["step_time"] and found["step_time"]["median_s"],
             "findings": shown,
             "run": str(newest),
             "next_step": EXPLAIN if any(each.get("saving_s") for each in shown) else NOTHING,
@@ -142,7 +144,10 @@ class ServedPrograms:
                 await _end(process, output)
         out, err = (text.decode("utf-8", "replace") for text in output.result())
         if process.returncode:
-            raise ProfilerError(f"status {process.returncode}: {(err or out)[-MOST_OUTPUT:]}")
+            why = (err or out)[-MOST_OUTPUT:]
+            if words[0] == "try":  # only the last of its lines says why; a client gives minutes, not a budget
+                why = re.sub(r"--budget (\d+)m", r"minutes=\1", why.strip().rpartition("training-profiler: ")[2])
+            raise ProfilerError(f"status {process.returncode}: {why}")
         return out
 
 

@@ -14,14 +14,14 @@ checked out, and nothing of this folder changes.
 
     training-profiler try --patch fix.diff train.py
     training-profiler try --ref HEAD --base main train.py
-    training-profiler try --args "--batch-size 64" --args "--batch-size 32" train.py
+    training-profiler try --args "--batch 64" --args "--batch 32" train.py
 """
 
 import argparse
 import json
 import os
-import re
 import tempfile
+import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.base.errors import ProfilerError, RunFolderError
-from training_profiler.cli import nearest
+from training_profiler.cli import INTERRUPTED, nearest
 from training_profiler.cli.common import (
     add_card,
     as_markdown,
@@ -37,11 +37,12 @@ from training_profiler.cli.common import (
     percentage,
     runs_folder,
     say,
+    whole_number,
     write,
     write_card,
 )
 from training_profiler.cli.compare import SLOWER_STATUS
-from training_profiler.cli.trying import INTERRUPTED, TABLE, ProgressLine, program_of, seconds, shown_name
+from training_profiler.cli.trying import TABLE, ProgressLine, program_of, seconds, shown_name
 from training_profiler.reports.layout import Layout
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import MASK, describe_process, masked, typed_path
@@ -72,6 +73,7 @@ from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 from training_profiler.trials.variants import AS_IT_IS, Variant, of_arguments, of_commit, of_patch
 
 BUDGET: Final = "5m"
+number_of_steps: Final = whole_number("a number of steps; example: 12000", 1, 1e15)  # reads it
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -84,13 +86,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", type=seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h30m (default: {BUDGET})"
     )
-    parser.add_argument("--only", type=_names, default=(), metavar="CHANGES", help="names or kinds, such as fused")
+    parser.add_argument("--only", type=_names, default=(), metavar="CHANGES", help="names or kinds, see below")
     parser.add_argument("--all", action="store_true", help="try all that applies, not only what the findings suggest")
     parser.add_argument(
         "--numerics", action="store_true", help="let changes of the numerics, such as bfloat16, be part of all together"
     )
     parser.add_argument(
-        "--steps", type=_count, metavar="N", help="steps of the whole training, to say how long it would take"
+        "--steps", type=number_of_steps, metavar="N", help="steps of the whole training, to say how long it would take"
     )
     parser.add_argument(
         "--allow-writes",
@@ -119,14 +121,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with status 1 if the change fails, or is shown to be slower by at least that much, e.g. 3%%",
     )
-    parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
-
-
-def _count(word: str) -> int:
-    digits = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", word.strip())  # 12,000 as the table prints it
-    if not re.fullmatch(r"[0-9]{1,15}", digits) or not int(digits):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of steps; example: 12000")
-    return int(digits)
+    parser.epilog = textwrap.fill(f"changes: {', '.join(each.name for each in TREATMENTS)}", 78, break_on_hyphens=False)
 
 
 def _names(word: str) -> tuple[str, ...]:
@@ -193,8 +188,6 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace, fol
     (row,) = results.rows
     assert session.folder is not None
     text, verdict = render_change(results, changed.name, base.name, Layout()), change_verdict(row, unit_of(results))
-    if arguments.card is not None:
-        _draw(arguments.card, verdict, results, row, session.folder, (base.name, changed.name))
     if arguments.json:
         names = {"change": changed.name, "base": base.name, "statement": verdict, "text": text}
         write(json.dumps({**as_data(results), **names, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
@@ -202,6 +195,8 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace, fol
         write(as_markdown(verdict, text, session.folder))
     else:
         write(render_change(results, changed.name, base.name, layout_of_stdout()))
+    if arguments.card is not None:
+        _draw(arguments.card, verdict, results, row, session.folder, (base.name, changed.name))
     limit = arguments.fail_if_slower
     is_slower = row.verdict == SLOWER and row.effect is not None and row.effect.relative >= (limit or 0.0)
     if limit is not None and (is_slower or row.verdict == FAILED):
@@ -329,14 +324,14 @@ def _session(
 def _print(results: Results, folder: Path, arguments: argparse.Namespace) -> int:
     best, names = results.best, " and ".join(results.best_names)
     headline = "No change is shown to help" if best is None else f"{change_verdict(best)}, with {names}"
-    if arguments.card is not None:
-        _draw(arguments.card, headline, results, best, folder, ("unchanged", names))
     if arguments.json:
         write(json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n")
     elif arguments.markdown:
         write(as_markdown(headline, render_results(results, typed_path(folder), Layout()), folder))
     else:
         write(render_results(results, typed_path(folder), layout_of_stdout()))
+    if arguments.card is not None:
+        _draw(arguments.card, headline, results, best, folder, ("unchanged", names))
     return 0
 
 

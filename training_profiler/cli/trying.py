@@ -1,8 +1,6 @@
 """What the commands that try changes share: their program, a time, and a line that says what is under way."""
 
-import argparse
 import os
-import re
 import shutil
 import sys
 import time
@@ -11,22 +9,14 @@ from typing import Final
 
 from training_profiler.base.errors import ProfilerError
 from training_profiler.base.text import encodable, one_line
-from training_profiler.base.units import duration_text, read_seconds
-from training_profiler.cli.common import say
+from training_profiler.base.units import duration_text
+from training_profiler.cli.common import say, time_in
 from training_profiler.cli.run import resolve
 from training_profiler.reports.layout import shortened
 from training_profiler.trials.launcher import Program
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TABLE: Final = "training_profiler.trials.treatments"
-
-
-def seconds(word: str) -> float:
-    """Return the time that an argument such as 90s names."""
-    found = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
-    if found is None or not 0 < found < 1e9:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
-    return found
+seconds: Final = time_in("a time; examples: 90s, 10m, 1h30m")  # reads a budget
 
 
 def program_of(words: list[str]) -> Program:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, one_line, printable_lines
-from training_profiler.cli.common import add_attempt, add_run, layout_of_stdout, runs_folder, say, write
+from training_profiler.cli.common import add_attempt, add_run, layout_of_stdout, runs_folder, say, time_in, write
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, watch_lines
@@ -33,7 +33,6 @@ from training_profiler.storage.live_reader import LiveRun, Look
 from training_profiler.storage.run_folder import META, captures_of, read_program, typed_path
 from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, no_runs
 
-INTERRUPTED: Final = 130
 JOURNALS: Final = ("rank*.jsonl", "*/rank*.jsonl")  # below a run, and below a folder of runs
 LINES: Final = 24  # of files, pipes, and terminals that do not know their own
 LEAST_S, MOST_S = 0.2, 3600.0
@@ -45,32 +44,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser, "the newest; waits for the first")
     add_attempt(parser, "always the last")
+    interval = time_in(f"a time from {LEAST_S:g} to {MOST_S:g} s; example: 2", LEAST_S, MOST_S)
     parser.add_argument(
-        "--interval", type=_seconds, default=2.0, metavar="S", help="time between two looks in s (default: 2)"
+        "--interval", type=interval, default=2.0, metavar="S", help="time between two looks in s (default: 2)"
     )
     parser.add_argument("--once", action="store_true", help="print the run as it is now, and end")
 
 
-def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = -1.0
-    if not LEAST_S <= seconds <= MOST_S:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a time from {LEAST_S:g} to {MOST_S:g} s; example: 2")
-    return seconds
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Show the run until it ends and return 0, or 130 after Ctrl-C."""
-    try:
-        folder = _chosen(arguments.run, arguments.interval, waits=not arguments.once)
-        watcher = Watcher(folder, arguments.attempt)
-        if arguments.once:
-            return watcher.once()
-        return watcher.follow(_screen(), arguments.interval)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    """Show the run until it ends and return 0."""
+    watcher = Watcher(_chosen(arguments.run, arguments.interval, waits=not arguments.once), arguments.attempt)
+    return watcher.once() if arguments.once else watcher.follow(_screen(), arguments.interval)
 
 
 def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:

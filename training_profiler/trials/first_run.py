@@ -125,6 +125,16 @@ class FirstRun:
                 return BlockSchedule(warmup, rounds, block_steps, step_s, startup_s)
         return None
 
+    def why_no_schedule(self, budget_s: float) -> "TryError":
+        """Return what to say where the budget has no schedule."""
+        if self.schedule(3, 1e9) is None:
+            return TryError(f"the program has {self.snapshot.steps} steps in all, too few to compare blocks of them")
+        return TryError(
+            f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(budget_s)}: a step takes "
+            f"{time_text(self.step_s)}, and the start {duration_text(self.startup_s)}; example: --budget "
+            f"{enough_budget(self.step_s, self.startup_s)}"
+        )
+
 
 def run_first(
     launcher: Launcher, budget_s: float, runs: Path, on_progress: Callable[[float, str], None]

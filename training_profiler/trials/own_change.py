@@ -8,9 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-from training_profiler.base.units import duration_text, time_text
 from training_profiler.trials.child import SEED
-from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, enough_budget, run_first
+from training_profiler.trials.first_run import FirstRun, TryError, run_first
 from training_profiler.trials.launcher import Launcher
 from training_profiler.trials.process import Interleaved, Outcome, TrialError, UnderWay, row_of
 from training_profiler.trials.results import (
@@ -97,10 +96,7 @@ class ChangeSession:
         cycle = max(1, 0 if loader is None else loader.num_workers or 0)
         schedule = first.schedule(3, left_s, cycle, most_rounds=MOST_ROUNDS)
         if schedule is None:
-            raise TryError(
-                f"fewer than {FEWEST_STEPS} steps of three trainings fit into {duration_text(self.budget_s)}: a step "
-                f"takes {time_text(first.step_s)}; example: --budget {enough_budget(first.step_s, first.startup_s)}"
-            )
+            raise first.why_no_schedule(self.budget_s)
         return UnderWay.of(Wave.of([CHANGED], schedule.rounds), schedule, True)
 
     def _run_part(self, under_way: UnderWay, at_once: int, end_s: float, is_enough: Callable[[], bool]) -> None:

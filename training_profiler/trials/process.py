@@ -38,7 +38,10 @@ POLL_S: Final = 0.2
 END_WAIT_S: Final = 5.0
 LONGER, AT_WORK = 3, 0.02  # how often a wait is repeated for processes that use a CPU for this part of it: they compile
 MOST_OUTPUT_BYTES: Final = 20_000  # of the end of a program's output
-_PORT_IN_USE: Final = re.compile(r"address already in use", re.I)
+_HINTS: Final = {
+    "address already in use": "trainings run in turns, but all have their ports open: let it take port 0, any free one",
+    "/dev/tty|Inappropriate ioctl": "a trial has no terminal",
+}
 # What an error says where memory is short.
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|MemoryError|cannot allocate memory|DefaultCPUAllocator", re.I)
 _ERROR_LINE: Final = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b")
@@ -253,8 +256,8 @@ class TrialProcess:
             return "out of memory"
         error = _error_in(output)
         if error:
-            shared = "; trainings run in turns, but all of them have their ports open: let it take port 0, any free one"
-            return one_line(error) + (shared if _PORT_IN_USE.search(error) else "")
+            hints = (f"; {hint}" for pattern, hint in _HINTS.items() if re.search(pattern, error, re.I))
+            return one_line(error) + next(hints, "")
         status = self.poll()
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return "killed, perhaps for want of memory"

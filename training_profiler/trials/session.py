@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.units import duration_text, time_text
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.first_run import (
-    FEWEST_STEPS,
     SCREEN_PART,
     FirstRun,
     TryError,
-    enough_budget,
     groups_of,
     run_first,
     workers_that_would_do,
@@ -248,11 +245,7 @@ class TrialSession:
             if schedule is not None:
                 return list(names[:count]), schedule
         if not self._rows or all(row.verdict == NOT_TRIED for row in self._rows.values()):
-            raise TryError(
-                f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(self.wishes.budget_s)}: a "
-                f"step takes {time_text(first.step_s)}, and the start {duration_text(first.startup_s)}; example: "
-                f"--budget {enough_budget(first.step_s, first.startup_s)}"
-            )
+            raise first.why_no_schedule(self.wishes.budget_s)
         return [], None
 
     def _run_side_by_side(self, under_way: UnderWay) -> None:

@@ -180,5 +180,7 @@ def _git(folder: Path, *words: str, data: bytes = b"") -> bytes:
         raise ProfilerError("git is not installed, which --patch, --ref and --base need") from None
     if done.returncode:
         text = done.stderr.decode("utf-8", "replace").strip()
-        raise ProfilerError(one_line(text.partition("\n")[0].removeprefix("fatal: ").removeprefix("error: ")))
+        raise ProfilerError(
+            one_line(text.partition("\n")[0].partition(" (allow")[0].removeprefix("fatal: ").removeprefix("error: "))
+        )
     return done.stdout

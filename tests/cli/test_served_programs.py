@@ -12,7 +12,7 @@ from tests.cli.test_compare import write_run
 from training_profiler.base.errors import ProfilerError
 from training_profiler.cli import served_programs
 from training_profiler.cli.mcp import ServedRuns
-from training_profiler.cli.served_programs import DROP, KEEP, ServedPrograms
+from training_profiler.cli.served_programs import DROP, KEEP, LONGER, ServedPrograms
 
 
 async def silent(part, doing):
@@ -46,6 +46,8 @@ def test_a_run_returns_its_findings_and_what_to_do_next(served, monkeypatch, tmp
     assert found["run"].endswith("20261130-101010")
     assert {"verdict", "findings", "next_step", "steps"} <= found.keys()
     assert len(json.dumps(found)) < 16_000
+    answers(monkeypatch, served, lambda words: write_run(tmp_path / "runs", "20261130-101011", steps=2) and "")
+    assert asyncio.run(served.run(["train.py"], 30, silent))["next_step"] == LONGER
     answers(monkeypatch, served, lambda words: "")
     with pytest.raises(ProfilerError, match="the program left no run"):
         asyncio.run(served.run(["train.py"], 30, silent))

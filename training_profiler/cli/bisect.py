@@ -11,6 +11,7 @@ Exit status: 0 if a commit is found; 1 if none is shown to be slower; 2 if the s
 
 import argparse
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -58,8 +59,7 @@ class _Search:
     scratch: Path
     interruption: Interruption
     progress: ProgressLine
-    budget_s: float
-    count: int  # comparisons that are to fit
+    part_s: float  # of the budget, for a comparison
     allow_writes: bool
     folders: dict[str, Path] = field(default_factory=dict)
     first: dict[str, FirstRun] = field(default_factory=dict)
@@ -68,16 +68,12 @@ class _Search:
     def compare(self, commit: str, before: str) -> Row:
         """Return what a commit shows against another one."""
         self.interruption.check()
-        part_s = max(LEAST_S, self.budget_s / self.count)
-        launcher = self._launcher(before)
-        try:
+        with closing(self._launcher(before)) as launcher:
             if before not in self.first:
                 self.run_first(before)
             changed, first = of_commit(commit, Path.cwd()), self.first[before]
-            session = ChangeSession(launcher, changed, part_s, runs_folder(), self.progress.show, first=first)
+            session = ChangeSession(launcher, changed, self.part_s, runs_folder(), self.progress.show, first=first)
             results = session.run()
-        finally:
-            launcher.close()
         if results.is_interrupted:
             raise KeyboardInterrupt
         (row,) = results.rows
@@ -85,12 +81,9 @@ class _Search:
 
     def run_first(self, commit: str) -> None:
         """Run a commit under the profiler."""
-        launcher = self._launcher(commit)
-        try:
-            part_s = max(LEAST_S, self.budget_s / self.count)
-            self.first[commit], self.folders[commit] = run_first(launcher, part_s, runs_folder(), self.progress.show)
-        finally:
-            launcher.close()
+        with closing(self._launcher(commit)) as launcher:
+            found = run_first(launcher, self.part_s, runs_folder(), self.progress.show)
+        self.first[commit], self.folders[commit] = found
 
     def _launcher(self, commit: str) -> Launcher:
         self.done += 1
@@ -110,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     commits = commits_between(arguments.good, arguments.bad, here)
     progress = ProgressLine(arguments.budget)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        count = len(commits).bit_length() + 3
-        search = _Search(program, scratch, interruption, progress, arguments.budget, count, arguments.allow_writes)
+        part_s = max(LEAST_S, arguments.budget / (len(commits).bit_length() + 3))
+        search = _Search(program, scratch, interruption, progress, part_s, arguments.allow_writes)
         found = Bisection(
             commits,
             arguments.good,

@@ -13,10 +13,9 @@ this folder and prove changes of them, each time after your client has asked you
 
 import argparse
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +26,9 @@ from training_profiler.cli.common import origin_of, runs_folder
 from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.history import history_of
 from training_profiler.cli.report import explained, findings_of
-from training_profiler.cli.served_programs import Progress, ServedPrograms
+from training_profiler.cli.served_programs import LONGER, Progress, ServedPrograms
 from training_profiler.cli.trace import summary_of
+from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.reports.comparison import comparison_data, render_comparison
 from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
@@ -78,7 +78,8 @@ class ServedRuns:
             answer["findings"] = answer["findings"][:-1]
         left_out = len(data["findings"]) - len(answer["findings"])
         next_step = "explain(code) has all figures of a finding; the fix of the first one saves most"
-        return {**answer, "left_out": left_out, "next_step": next_step if data["findings"] else "Nothing to change"}
+        next_step = LONGER if too_little_data(snapshot) else next_step if data["findings"] else "Nothing to change"
+        return {**answer, "left_out": left_out, "next_step": next_step}
 
     def explain(self, code: str, run: str = "") -> str:
         """Return one finding of a run with all figures behind it; ``code`` is one of findings()."""
@@ -218,28 +219,19 @@ def server_of(runs: ServedRuns, programs: ServedPrograms | None = None) -> Any:
             "The command mcp needs the package mcp, version 2 or newer: pip install 'training-profiler[mcp]'"
         ) from None
 
-    def with_plain_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def tool(*words: Any, **named: Any) -> Any:
-            try:
-                return method(*words, **named)
-            except (ProfilerError, OSError, MemoryError) as error:
-                raise ToolError(one_line(error) or type(error).__name__) from None
-
-        return tool
+    @contextmanager
+    def plain_errors() -> Iterator[None]:
+        try:
+            yield
+        except (ProfilerError, OSError, MemoryError, ValueError) as error:
+            raise ToolError(one_line(error) or type(error).__name__) from None
 
     server = MCPServer(NAME, instructions=INSTRUCTIONS, log_level="WARNING")
     annotations = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
     for name in READING:
-        server.tool(annotations=annotations)(with_plain_errors(getattr(runs, name)))
+        server.tool(annotations=annotations)(plain_errors()(getattr(runs, name)))
     if programs is None:
         return server
-
-    async def answered(answer: Awaitable[Any]) -> Any:
-        try:
-            return await answer
-        except (ProfilerError, OSError, ValueError) as error:
-            raise ToolError(one_line(error) or type(error).__name__) from None
 
     def shown(context: Context) -> Progress:
         return lambda part, doing: context.report_progress(part, 1.0, doing)
@@ -247,13 +239,16 @@ def server_of(runs: ServedRuns, programs: ServedPrograms | None = None) -> Any:
     acts = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 
     async def run(program: list[str], context: Context, seconds: float = 60.0) -> dict[str, Any]:
-        return dict(await answered(programs.run(program, seconds, shown(context))))
+        with plain_errors():
+            return await programs.run(program, seconds, shown(context))
 
     async def try_changes(program: list[str], context: Context, minutes: float = 5.0) -> dict[str, Any]:
-        return dict(await answered(programs.try_changes(program, minutes, shown(context))))
+        with plain_errors():
+            return await programs.try_changes(program, minutes, shown(context))
 
     async def try_patch(program: list[str], patch: str, context: Context, minutes: float = 5.0) -> dict[str, Any]:
-        return dict(await answered(programs.try_patch(program, patch, minutes, shown(context))))
+        with plain_errors():
+            return await programs.try_patch(program, patch, minutes, shown(context))
 
     about: dict[str, Any] = {"run": programs.run, "try": programs.try_changes, "try_patch": programs.try_patch}
     for (name, act), tool in zip(about.items(), (run, try_changes, try_patch), strict=True):

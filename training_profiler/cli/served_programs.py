@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ _OF_TRIAL: Final = (
     "name", "verdict", "reason", "step_s", "effect", "losses", "where", "memory_bytes", "break_even_steps",
 )  # fmt: skip
 EXPLAIN: Final = "explain(code) has the figures of a finding. Write one change as a patch, and prove it with try_patch"
+LONGER: Final = "Too few steps to judge: train longer, as by run() with more seconds"
 NOTHING: Final = "No change of this program is shown to be worth trying"
 DIFF: Final = "Read the edit with: training-profiler try --show-diff"
 OWN: Final = "No known change helps: write one of your own, and prove it with try_patch"
@@ -57,13 +58,15 @@ class ServedPrograms:
         if newest is None or newest == before:
             raise ProfilerError("the program left no run: it made no training step, or does not use torch")
         found = self._findings(str(newest))
-        shown = [_without_evidence(each) for each in found["findings"] if each["fix"]][:MOST_FINDINGS]
+        fixes = [each for each in found["findings"] if each["fix"]][:MOST_FINDINGS]
+        shown = [{name: value for name, value in each.items() if name != "evidence"} for each in fixes]
+        next_step = EXPLAIN if any(each.get("saving_s") for each in shown) else NOTHING
         return {
             **{name: found[name] for name in ("verdict", "steps", "wall_s", "ended_by")},
             "step_s": found["step_time"] and found["step_time"]["median_s"],
             "findings": shown,
             "run": str(newest),
-            "next_step": EXPLAIN if any(each.get("saving_s") for each in shown) else NOTHING,
+            "next_step": LONGER if found["next_step"] == LONGER else next_step,
         }
 
     async def try_changes(self, program: list[str], minutes: float, progress: Progress) -> dict[str, Any]:
@@ -164,7 +167,3 @@ def _within(seconds: float) -> float:
     if not 0 < seconds <= LONGEST_S:
         raise ProfilerError(f"{seconds:g} s is not a time from 1 s to an hour")
     return seconds
-
-
-def _without_evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in finding.items() if name != "evidence"}

@@ -84,7 +84,7 @@ class ChangeSession:
         finally:
             self.keep()
         return replace(
-            self._results(under_way),
+            self._results(under_way, facts_of(first.snapshot).cores),
             seconds=self.clock() - begin_s,
             steps=under_way.schedule.steps,
             is_interrupted=is_interrupted,
@@ -114,12 +114,7 @@ class ChangeSession:
             is_own=True,
         ).run()
 
-    @property
-    def _cores(self) -> float | None:
-        machine = None if self.first is None else self.first.snapshot.machine
-        return None if machine is None else machine.cores
-
-    def _results(self, under_way: UnderWay) -> Results:
+    def _results(self, under_way: UnderWay, cores: float | None) -> Results:
         wave, outcomes = under_way.record, under_way.outcomes
         changed, unchanged = outcomes[CHANGED], outcomes[UNCHANGED]
         row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
@@ -132,7 +127,7 @@ class ChangeSession:
             row = replace(row, verdict=NO_VERDICT)
         elif claim is not None and claim.relative < 0:
             row = replace(row, verdict=FASTER)
-        elif (why := why_undecided(self._cores, changed.cpu, unchanged.cpu)) is not None:
+        elif (why := why_undecided(cores, changed.cpu, unchanged.cpu)) is not None:
             row = replace(row, verdict=UNDECIDED, reason=why)
         else:
             row = replace(row, verdict=NOT_SHOWN if claim is None else SLOWER)

@@ -235,9 +235,8 @@ def load(folder: Path) -> Results | None:
             if os.fstat(file.fileno()).st_size > MOST_BYTES:
                 return None
             for line in lines_of(file, MOST_LINE_BYTES):
-                with suppress(
-                    ValueError, TypeError, KeyError, AttributeError, RecursionError
-                ):  # torn, or of another version
+                # A line may be torn, or of another version.
+                with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     found = found if line is None else from_data(printable_data(msgspec.json.decode(line)))
     except OSError:
         return None

@@ -12,7 +12,7 @@ from tests.cli.test_compare import write_run
 from training_profiler.base.errors import ProfilerError
 from training_profiler.cli import served_programs
 from training_profiler.cli.mcp import ServedRuns
-from training_profiler.cli.served_programs import DROP, KEEP, LONGER, ServedPrograms
+from training_profiler.cli.served_programs import DROP, KEEP, LONGER, OPEN, ServedPrograms
 
 
 async def silent(part, doing):
@@ -57,17 +57,17 @@ ROW = {"name": "changed", "verdict": "faster", "reason": "", "step_s": 0.03, "lo
 ROW |= {"memory_bytes": 1, "break_even_steps": 0, "effect": {"relative": -0.25}, "is_ceiling": False}
 
 
-@pytest.mark.parametrize(("verdict", "next_step"), [("faster", KEEP), ("slower", DROP), ("no gain shown", DROP)])
+@pytest.mark.parametrize(("verdict", "next_step"), [("faster", KEEP), ("slower", DROP), ("UNDECIDED", OPEN)])
 def test_only_a_proven_patch_is_to_be_kept(served, monkeypatch, verdict, next_step):
     patches = []
 
     def tried(words):
         patches.append(Path(words[words.index("--patch") + 1]).read_text())
-        return json.dumps({"rows": [ROW | {"verdict": verdict}], "statement": "said \x1b[31m", "notes": []})
+        return json.dumps({"rows": [ROW | {"verdict": verdict}], "statement": f"{verdict} \x1b[31m", "notes": []})
 
     answers(monkeypatch, served, tried)
     found = asyncio.run(served.try_patch(["train.py"], "--- a/train.py", 2, silent))
-    assert (found["next_step"], found["statement"]) == (next_step, "said \\x1b[31m")
+    assert (found["next_step"], found["statement"]) == (next_step, f"{verdict} \\x1b[31m")
     assert patches == ["--- a/train.py\n"]
 
 

@@ -33,6 +33,7 @@ NOTHING: Final = "No change of this program is shown to be worth trying"
 DIFF: Final = "Read the edit with: training-profiler try --show-diff"
 OWN: Final = "No known change helps: write one of your own, and prove it with try_patch"
 KEEP: Final = "Proven: apply the patch, and run() again for what is left"
+OPEN: Final = "Not proven: leave the change out, or prove it again with more minutes"
 DROP: Final = "Not proven: leave the change out"
 
 Progress = Callable[[float, str], Awaitable[None]]
@@ -94,11 +95,12 @@ class ServedPrograms:
             words = ["try", "--json", "--budget", f"{seconds:g}s", "--patch", str(path), *self._words(program)]
             data = await self._json(words, seconds, progress)
         (row,) = data["rows"]
+        is_open = data["statement"].startswith("UNDECIDED")
         return {
             "statement": data["statement"],
             **{name: row[name] for name in _OF_TRIAL if name not in ("name", "where")},
             "notes": data["notes"],
-            "next_step": KEEP if row["verdict"] == "faster" else DROP,
+            "next_step": KEEP if row["verdict"] == "faster" else OPEN if is_open else DROP,
         }
 
     def _words(self, program: Sequence[str]) -> list[str]:

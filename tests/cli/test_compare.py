@@ -3,14 +3,13 @@ import os
 import socket
 import sys
 import time
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.commands import printed, refused
 from tests.support.recording import FakeRun
-from training_profiler.cli import main
+from training_profiler.cli import common, main
 from training_profiler.storage.run_folder import META, REPORT_DATA
 
 
@@ -80,8 +79,8 @@ def test_a_pull_request_gets_the_headline_the_table_and_the_machine(runs, capsys
     with pytest.raises(SystemExit):
         main(["compare", "--card", "a.png"])
     assert "a PNG needs pip install 'training-profiler[png]'; an SVG needs nothing" in capsys.readouterr().err
-    drawn = ModuleType("resvg_py")
-    drawn.__spec__, drawn.svg_to_bytes = ModuleSpec("resvg_py", None), lambda svg_string: list(svg_string.encode())
+    monkeypatch.setattr(common, "find_spec", lambda name: True)
+    drawn = SimpleNamespace(svg_to_bytes=lambda svg_string: list(svg_string.encode()))
     monkeypatch.setitem(sys.modules, "resvg_py", drawn)
     printed(capsys, "compare", "--card", str(runs / "a.PNG"))
     assert (runs / "a.PNG").read_text() == card

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -114,10 +115,7 @@ def _read(site: CallSite, digests: Mapping[str, str] | None) -> str:
 
 def _diff(before: str, after: str, name: str) -> str:
     end = "\t" if any(map(str.isspace, name)) else ""  # ``patch`` reads a name to the tab, else to the first space
-    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
+    # At line feeds alone, as ``patch`` does.
+    old, new = (re.findall(r".*\n|.+", text) for text in (before, after))
+    lines = difflib.unified_diff(old, new, f"a/{name}{end}", f"b/{name}{end}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(text: str) -> list[str]:
-    """Split at line feeds alone, as ``patch`` does."""
-    return [line + "\n" for line in text.split("\n")[:-1]] + ([text.split("\n")[-1]] if text.split("\n")[-1] else [])

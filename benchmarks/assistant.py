@@ -4,7 +4,7 @@ A scripted client of the SDK's own runs ten trainings with a planted cause by ``
 an edit for each cause, which it proposes only where that cause's finding comes first, and a guess that helps no
 training, which it proposes as well. It keeps what ``try_patch`` calls faster. The possible gain is that of the right
 edit, without the profiler: by processor time, which other work on the machine hardly changes; by the clock, with it and
-without it in turns, where the edit hands work to other processes.
+without it in turns, where a training waits for something.
 
 ``python -m benchmarks.assistant [NAME ...]`` needs the package mcp.
 """
@@ -43,6 +43,7 @@ LONGER = {  # seconds of steps, so that blocks of them can be compared
     "slow_checkpoint": ("range(240)", "range(1800)"),
     "loop_in_dataset": ("64 * 600", "64 * 3000"),
 }
+WAITING = ("slow_dataset", "loop_in_dataset", "synchronizing_item", "slow_checkpoint")  # for workers, a device, a disk
 EDITS = {  # by program: the cause, and what an assistant that reads its advice writes
     "anomaly_mode": ("anomaly-detection", "    torch.autograd.set_detect_anomaly(True)\n", ""),
     "generator_twice": ("repeated-forward", "        made = generator(noise)  # again\n", ""),
@@ -104,7 +105,7 @@ def seconds_of(program: Path, clock: Callable[[], float]) -> float:
 
 def saved(plain: Path, edited: Path) -> float:
     """Return the part of the training's time that an edit saves, by trainings in turns."""
-    clock, turns = (time.perf_counter, TURNS) if "num_workers" in edited.read_text() else (of_children, 1)
+    clock, turns = (time.perf_counter, TURNS) if plain.stem in WAITING else (of_children, 1)
     ratios = [seconds_of(edited, clock) / seconds_of(plain, clock) for _ in range(turns)]
     return 1 - median(ratios)
 

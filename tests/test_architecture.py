@@ -75,7 +75,7 @@ PACKAGES_OF_OTHERS = {
     "trials": {"libcst", "msgspec", "numpy", "psutil", "torch"}
     | {f"training_profiler_{name}" for name in ("hook", "trial")},
     "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
-    "cli": {"mcp", "mcp_types", "pytest", "rich"},  # for assistants, a plugin, and a view of the whole terminal
+    "cli": {"mcp", "mcp_types", "pytest", "resvg_py", "rich"},  # assistants, a plugin, cards, a view of the terminal
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

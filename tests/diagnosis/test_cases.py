@@ -57,7 +57,14 @@ OTHER_FIGURES = {
 OF_FEW_STEPS = {
     *("loader-slow", "loader-mix", "first-batch-slow", "host-memory", "gpu-memory-high", "memory-growth"),
     *("memory-rises-since", "slow-startup", "warm-up", "machine-busy", "cpu-oversubscribed", "recompiles"),
-    *("kept-graphs", "rank-silent", "validation-with-gradients", "workers-copy-memory"),
+    *(
+        "compile-limit",
+        "graph-breaks",
+        "kept-graphs",
+        "rank-silent",
+        "validation-with-gradients",
+        "workers-copy-memory",
+    ),
 }
 STEP_RULES = {rule.code for rule in RULES} - OF_FEW_STEPS
 RULES_ABOUT_TIME = {rule.code for rule in RULES} - {"gpu-utilization", "shared-gpu", "slow-startup", "unused-imports"}

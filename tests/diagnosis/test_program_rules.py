@@ -146,10 +146,6 @@ def keeping(*facts: object) -> Snapshot:
     return run_with(ProgramFacts(ADAM, graphs=KeptGraphs(*facts)))
 
 
-def compiling(*facts: object) -> Snapshot:
-    return run_with(ProgramFacts(ADAM, compiled=CompileFacts(*facts)))
-
-
 def beside_others(wait: float) -> Snapshot:
     machine = MachineStats(10, cores=2.0, cpu_wait=Level(wait, wait, wait))
     return replace(run_with(ProgramFacts(ADAM, cpu=CPU._replace(gflops=500.0))), machine=machine)
@@ -325,9 +321,6 @@ SAYS = {
         "kept past an update": with_backwards(count=300, kept=100, past_updates=100),
         "the last keeps it too": with_backwards(count=200, kept=200, past_updates=100),
     },
-    "recompiles": {
-        "its line": compiling(8, 5.0, 7, 4.0, "train.py:31 main"),
-    },
     "healthy": {
         "22 % of its CPU": run_with(ProgramFacts(ADAM, cpu=CPU)),
         "unknown on a busy machine": beside_others(0.11),
@@ -427,11 +420,6 @@ SILENT = {
         "accumulation over batches": with_backwards(200, 0),
         "truncated in time": with_backwards(100, 100),
         "now and then": with_backwards(200, 10),
-    },
-    "recompiles": {
-        "once": compiling(3, 5.0),
-        "one again": compiling(8, 5.0, 1, 4.0),
-        "short": compiling(9, 1.0, 8, 0.1),
     },
     "repeated-forward": {
         "by chance": repeating(steps_with=2),

@@ -213,6 +213,33 @@ def test_what_each_forward_pass_builds_again_is_found_with_what_keeping_it_saves
     assert finding["evidence"]["share_of_step"] == pytest.approx(1 - kept["cpu_s"] / plain["cpu_s"], abs=0.2)
 
 
+@pytest.mark.parametrize(
+    ("way", "code", "what"),
+    [
+        ((), "recompiles", "self.calls changed at recompiled.py:29"),
+        (("--sizes",), "recompiles", "dimension 0 of x changed"),
+        (("--list",), "recompiles", "the length of parts changed"),
+        (("--breaks",), "graph-breaks", "recompiled.py:25 forward ("),
+        (("--fixed",), "", ""),
+        (("--two-shapes",), "", ""),
+        (("--asked",), "", ""),
+    ],
+)
+def test_why_code_is_compiled_again_and_where_graphs_end(
+    tmp_path: Path, way: tuple[str, ...], code: str, what: str
+) -> None:
+    stdout, report = outcome_of("recompiled", tmp_path, NOISE, *way)
+    by_code, truth = {each["code"]: each for each in report["findings"]}, truth_of(stdout)
+    assert (
+        what in by_code[code]["finding"] if code else not {"recompiles", "compile-limit", "graph-breaks"} & {*by_code}
+    )
+    if code == "recompiles":
+        evidence = by_code[code]["evidence"]
+        assert evidence["recompiled"] == truth["again"]
+        assert evidence["recompiled_s"] == pytest.approx(truth["seconds"], rel=0.1)
+        assert ("gave up" in by_code[code]["finding"]) == (not way)
+
+
 def test_statistics_that_each_step_computes_again_save_what_the_fixed_program_does(tmp_path: Path) -> None:
     reports, truths = {}, {}
     for way in ("--plain", "--fixed", "--batch"):

@@ -1,4 +1,4 @@
-"""Rules about how the program computes: repeated work, recompilation, updates of whole tables, many small operators."""
+"""Rules about how the program computes: repeated work, updates of whole tables, many small operators."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from training_profiler.base.sections import (
     FORWARD_WITHOUT_GRAD,
     OPTIMIZER_STEP,
 )
-from training_profiler.base.units import duration_text, ms_text, three_digits
+from training_profiler.base.units import ms_text, three_digits
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_named, places_text
-from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps, per_step
-from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
+from training_profiler.diagnosis.registry import RULES, cost_of_steps, has_enough_steps, per_step
+from training_profiler.model.program import ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
 from training_profiler.model.snapshot import OTHER, LineStats, Snapshot
 
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
@@ -93,38 +93,6 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix,
         backward_passes=passes,
         kept_graphs=snapshot.program.kept_graphs,
-    )
-
-
-@RULES.rule(
-    "recompiles",
-    threshold=0.03,  # of the run
-    saving=Saving.RUN,
-    claims=(FORWARD_PASS, BACKWARD_PASS),
-    saves=(0.7, 1.2),
-    changes=(Change.OTHER_BATCHES,),
-    call=COMPILE,
-    try_=("compile_dynamic",),
-    explains_idle=True,
-    is_of_host=True,
-)
-def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag torch.compile that compiled the same code again and again, for over 3 % of the run."""
-    compiled = snapshot.program.compiled
-    if compiled is None or compiled.recompiled < 2:
-        return None
-    cost = cost_of_run(snapshot, threshold, compiled.recompiled_s)
-    where = f", mostly at {compiled.place}" if compiled.place else ""
-    return cost.finding(
-        f"torch.compile compiled code again {compiled.recompiled} times, for "
-        f"{duration_text(compiled.recompiled_s)}{where} ({compiled.graphs} compilations, "
-        f"{duration_text(compiled.seconds)} in all)",
-        "Set TORCH_LOGS=recompiles, which prints what differs each time: pad batches to few shapes, drop_last=True, "
-        "mark changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
-        recompiled=compiled.recompiled,
-        recompiled_s=compiled.recompiled_s,
-        compiled=compiled.graphs,
-        place=compiled.place,
     )
 
 

@@ -20,6 +20,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     backward,
     batches,
     change,
+    compilations,
     device,
     forward,
     lines,

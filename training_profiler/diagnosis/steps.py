@@ -177,15 +177,17 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     once = "worker start, torch.compile, cuDNN autotuning" + (" and FLOP counting" if counted else "")
     is_one = step.warmup_count == 1
     first = "step was" if is_one else f"{step.warmup_count} steps were"
-    of_it = ""
+    of_it = keep = ""
     if compiled is not None and compiled.seconds >= 0.5 * extra_s:
-        at = snapshot.program.places_of(COMPILE)
+        at, graphs = snapshot.program.places_of(COMPILE), compiled.cache_hits + compiled.cache_misses
         of_it = f"; torch.compile took {duration_text(min(warmup_s, compiled.seconds))} of it{at and f' ({at})'}"
+        of_it += f", with {compiled.cache_hits} of {graphs} kernels from its cache on the disk" if graphs else ""
+        keep = "; the next start compiles less where TORCHINDUCTOR_CACHE_DIR lasts" if compiled.cache_misses else ""
     return found(
         f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
         f"{time_text(later_s)} later{of_it}; step averages exclude {'it' if is_one else 'them'}",
         {"warmup_steps": step.warmup_count, "warmup_s": warmup_s, "median_s": step.median_s},
-        f"Nothing to fix in a long run: {once} happen only once",
+        f"Nothing to fix in a long run: {once} happen only once{keep}",
         saving_s=extra_s,
     )
 

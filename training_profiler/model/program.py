@@ -36,6 +36,20 @@ class EmbeddingFacts(NamedTuple):
     gradient_s: float = 0.0  # that zeros for a whole gradient take, with the pages that they need; 0 is unknown
 
 
+# Why code is compiled again; that dynamo runs it uncompiled from there on; that a graph ends within it.
+SHAPE, VALUE, LENGTH, STATE, OTHER_GUARD, LIMIT, BREAK = "shape", "value", "length", "state", "other", "limit", "break"
+
+
+class CompileReason(NamedTuple):
+    """Why torch.compile made another graph of a function, by dynamo's own metrics."""
+
+    kind: str  # SHAPE, ...
+    what: str  # changed: "x, 0" for the first dimension of x, "self.n"; of a break, dynamo's reason or ""
+    place: str  # of the guard, or of the function: "model.py:8 forward"
+    times: int = 0
+    seconds: float = 0.0
+
+
 class CompileFacts(NamedTuple):
     """What torch.compile did so far."""
 
@@ -44,6 +58,9 @@ class CompileFacts(NamedTuple):
     recompiled: int = 0  # graphs made again for code that had been compiled before
     recompiled_s: float = 0.0
     place: str = ""  # the line of the user's code with the most recompilations
+    reasons: tuple[CompileReason, ...] = ()  # the costliest first; none where torch does not record them
+    cache_hits: int = 0  # graphs that inductor's cache on the disk had
+    cache_misses: int = 0
 
 
 class CallSite(NamedTuple):

@@ -13,6 +13,7 @@ from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.finding import Check, losses_text
 from training_profiler.diagnosis.pauses import goodput, pauses
+from training_profiler.model.program import CompileFacts, CompileReason
 from training_profiler.model.snapshot import AllRanksStats, EpochStats, LineStats, Pause, SectionStats, Snapshot
 from training_profiler.reports.answer import action_text
 from training_profiler.reports.verdict import checklist, saved_share, verdict
@@ -63,6 +64,7 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
                 }
                 for call in snapshot.program.calls
             ],
+            "compilations": _compilations(snapshot.program.compiled),
             "pauses": _plain(pauses(snapshot)),
             "ranks": _ranks(snapshot.ranks),
             "findings": [_finding(snapshot, finding) for finding in findings],
@@ -110,6 +112,11 @@ def _startup(snapshot: Snapshot) -> dict[str, Any] | None:
         for part in startup.parts
     ]
     return {"total_s": startup.total_s, "has_steps": startup.has_steps, "parts": parts}
+
+
+def _compilations(compiled: CompileFacts | None) -> dict[str, Any] | None:
+    reasons = () if compiled is None else compiled.reasons
+    return None if compiled is None else {**compiled._asdict(), "reasons": [each._asdict() for each in reasons]}
 
 
 def _epoch(epoch: EpochStats) -> dict[str, Any]:
@@ -175,17 +182,19 @@ _COUNT: Final[Schema] = {"type": "integer"}
 _NUMBER: Final[Schema] = {"type": ["number", "null"]}  # NaN and infinity become null
 _SCHEMAS: Final[dict[Any, Schema]] = {bool: {"type": "boolean"}, int: _COUNT, float: _NUMBER, str: _TEXT, Any: {}}
 
+_DEFINED: Final[dict[str, Schema]] = {}  # by the name of the class; those that are met so far
+
 
 def report_schema(trials: type) -> Schema:
     """Return the schema, made from the classes of the figures. Any version may add keys, so others are allowed.
 
     ``trials`` is the class of the results of changes that were tried.
     """
-    ranks, epoch = _schema_of(AllRanksStats), _schema_of(EpochStats)
+    ranks, epoch = _object_of(AllRanksStats), _object_of(EpochStats)
     hints = {
         name: _schema_of(hint) for name, hint in get_type_hints(Snapshot).items() if name in (*AS_THEY_ARE, "step")
     }
-    ranks["properties"]["sections"]["items"]["properties"]["slowest"] = _COUNT
+    _DEFINED["SectionSpread"]["properties"]["slowest"] = _COUNT
     epoch["properties"]["batches_per_s"] = _NUMBER  # not of every epoch
     line = _object({"place": _TEXT, "seconds": _NUMBER})
     part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
@@ -195,6 +204,7 @@ def report_schema(trials: type) -> Schema:
     action = _object({"text": _TEXT, "saving_s": _NUMBER, "saving_share": _or_null(_NUMBER), "losses": _TEXT})
     ranges = {"saving_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
     cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
+    compiled = {**_object_of(CompileFacts)["properties"], "reasons": _list_of(_object_of(CompileReason))}
     properties = {
         "schema": {"const": SCHEMA},
         "schema_changes": _TEXT,
@@ -209,6 +219,7 @@ def report_schema(trials: type) -> Schema:
         "step_time": hints["step"],
         "epochs": _list_of(epoch),
         "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
+        "compilations": _or_null(_object(compiled)),
         "pauses": _schema_of(tuple[Pause, ...]),
         "ranks": _or_null(ranks),
         "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
@@ -217,7 +228,8 @@ def report_schema(trials: type) -> Schema:
         **{name: hints[name] for name in AS_THEY_ARE},
         "trials": _or_null(_object_of(trials)),
     }
-    return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}
+    title = "report.json of training_profiler"
+    return {"$schema": DIALECT, "title": title, **_object(properties), "$defs": dict(sorted(_DEFINED.items()))}
 
 
 def _object_of(kind: Any, *without: str) -> Schema:
@@ -255,7 +267,10 @@ def _schema_of(kind: Any) -> Schema:
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return _list_of(_schema_of(arguments[0]))
     if is_dataclass(kind):
-        return _object_of(kind)
+        name = str(getattr(kind, "__name__", ""))
+        if name not in _DEFINED:
+            _DEFINED[name] = _object_of(kind)
+        return {"$ref": f"#/$defs/{name}"}
     if origin is tuple or issubclass(kind, tuple):  # JSON has lists for named tuples
         return {"type": "array"}
     raise TypeError(f"{kind} has no form in JSON here")

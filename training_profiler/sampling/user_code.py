@@ -384,7 +384,7 @@ Read = TypeVar("Read")
 
 MOST_INSTRUCTIONS: Final = 5000  # whose answers are remembered
 WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))
-_RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
+RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
 
 
 def waits_in(called: str, code: CodeType, instruction: int) -> str:
@@ -430,6 +430,6 @@ def function_name(code: CodeType) -> str:
     while name.endswith(("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")):
         name = name.rpartition(".")[0].removesuffix(".<locals>") or "<module>"
     name = name.rpartition("<locals>.")[2]
-    if name.startswith(_RESUMED):
-        name = name.removeprefix(_RESUMED).rpartition("_at_")[0]
+    if name.startswith(RESUMED):
+        name = name.removeprefix(RESUMED).rpartition("_at_")[0]
     return printable(name)

@@ -9,7 +9,7 @@ from training_profiler.base.peaks import peak_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import within_idle_time
-from training_profiler.model.program import CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.model.program import CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
 from training_profiler.model.snapshot import PROFILER, GpuStats, Level, LineStats, MachineStats, Snapshot, Throughput
 from training_profiler.model.snapshot import StepChange as StepChange
 
@@ -44,6 +44,16 @@ def hot_since(step: int, before: float) -> Snapshot:
     return replace(run, step=replace(run.step, change=change))
 
 
+def counted(dtype: str = "bfloat16", compiled: CompileFacts | None = None, **levels: float) -> Snapshot:
+    """Return a run on a device with these counters, whose arithmetic is mostly of this type."""
+    levels = {"sm_active": 0.9, "tensor_active": 0.4, "dram_active": 0.3, **levels}
+    rates = Throughput(10.0, dtype=dtype, device="NVIDIA H200")
+    return replace(gpu_run(samples=25, **levels), throughput=rates, program=ProgramFacts(ON_GPU, compiled=compiled))
+
+
+ON_GPU = OptimizerFacts("AdamW", 40, ("float32",), ("cuda",))
+IN_USE = {"sm_active": 0.1, "pcie_width": 16.0, "pcie_generation": 4.0}
+MOVES = {"dram_active": 0.75, "tensor_active": 0.1}
 LINK = {"pcie_width": 16.0, "pcie_most_width": 16.0, "pcie_generation": 5.0, "pcie_most_generation": 5.0}
 
 
@@ -233,6 +243,14 @@ NOT_HALF = CpuSpeed("float32", 80.0, 3e-6)
 
 
 SAYS = {
+    "gpu-bound": {
+        "memory": counted("tf32", **MOVES),
+        "memory, in half precision": counted(**MOVES),
+        "idle tensor cores": counted("float32", tensor_active=0.0),
+        "idle tensor cores in half precision": counted(tensor_active=0.02),
+        "small kernels": counted(sm_active=0.15, tensor_active=0.1, dram_active=0.05),
+        "its link": counted(**IN_USE, pcie_rx_bytes_per_s=25e9),
+    },
     "gpu-utilization": {
         "busy for most of it": run_at(0.75),
         "the CPU cannot keep up": run_at(0.65),
@@ -285,6 +303,21 @@ SAYS = {
     },
 }
 SILENT = {
+    "gpu-bound": {
+        "no counters": gpu_run(samples=25),
+        "three units in balance": counted(),
+        "memory, where all is done": counted(**MOVES, compiled=CompileFacts(1, 1.0)),
+        "memory as busy as tensor cores": counted(dram_active=0.7, tensor_active=0.5),
+        "few samples": replace(counted(**MOVES), machine=replace(counted(**MOVES).machine, samples=24)),
+        "an idle device": replace(counted(**MOVES), machine=gpu_run(busy=0.5, samples=25, **MOVES).machine),
+        "beside another program": replace(
+            counted(**MOVES), machine=gpu_run(samples=25, others_utilization=0.3, processes=2.0, **MOVES).machine
+        ),
+        "idle tensor cores in float64": counted("float64", tensor_active=0.0),
+        "idle tensor cores, unknown type": counted("", tensor_active=0.0),
+        "half of its link": counted(**IN_USE, pcie_rx_bytes_per_s=15e9),
+        "a link of unknown width": counted(sm_active=0.9, pcie_rx_bytes_per_s=25e9),
+    },
     "gpu-utilization": {
         "at the threshold": run_at(0.8),
         "unknown": run_at(None),

@@ -14,6 +14,7 @@ from training_profiler.model.snapshot import (
     Growth,
     Level,
     LineStats,
+    LoaderStats,
     MachineStats,
     MemoryChange,
     Snapshot,
@@ -76,6 +77,13 @@ GROWN = GpuStats(
 )
 
 
+def held(allocated: float, reserved: float) -> MachineStats:
+    (device,) = gpu(reserved / (16 * GIB)).gpus
+    device = replace(device, allocated_bytes=level(allocated), reserved_bytes=level(reserved))
+    return MachineStats(samples=9, gpus=(device,))
+
+
+SIXTEEN = LoaderStats("train", 100, 1590, 0.1)
 STEPS = {"forward_pass": 0.6, "backward_pass": 0.4}
 
 
@@ -109,8 +117,14 @@ SAYS = {
         "a full host": run_on(host(0.925)),
         "a full container": run_on(host(0.925, ram_limit_bytes=24 * GIB)),
     },
-    "gpu-memory-high": {"full": run_on(gpu(0.91)), "near out of memory": run_on(gpu(0.985))},
+    "gpu-memory-high": {
+        "full": run_on(gpu(0.91)),
+        "near out of memory": run_on(gpu(0.985)),
+        "of gaps": run_on(held(allocated=10 * GIB, reserved=15 * GIB)),
+        "of tensors": run_on(held(allocated=14.5 * GIB, reserved=15 * GIB)),
+    },
     "gpu-memory-low": {
+        "a larger batch fits": replace(run_on(held(allocated=3 * GIB, reserved=4 * GIB)), loaders=(SIXTEEN,)),
         "never half full": run_on(gpu(0.25)),
         "just below": run_on(gpu(0.49)),
         "not full of work": run_on(MachineStats(samples=10, gpus=(BUSY,))),

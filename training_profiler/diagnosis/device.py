@@ -16,6 +16,7 @@ SAMPLES_NEEDED: Final = 5  # of the system monitor
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
 SHORT_S: Final = 60.0
+FILLED: Final = 0.85  # of its memory, with a larger batch
 FORECAST: Final = 150  # times as long as the training so far, for which a rate of growth may hold
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
 IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
@@ -27,6 +28,7 @@ LESS_MEMORY: Final = Fix(
 GIVE_MORE_WORK: Final = (
     'Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time'
 )
+FEWER_GAPS: Final = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory"
 GPU_UTILIZATION: Final = "gpu-utilization"
 SHARED_GPU: Final = "shared-gpu"
 PASSES: Final = (FORWARD_PASS, BACKWARD_PASS)
@@ -70,6 +72,10 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     gpu, share = fullest_gpu
     risk = "; above 98% a larger batch runs out of memory" if share > 0.98 else ""
+    reserved, allocated = gpu.reserved_bytes, gpu.allocated_bytes
+    cached = 0.0 if reserved is None or allocated is None else reserved.max - allocated.max
+    gaps = cached >= 0.1 * (gpu.total_bytes or 0)
+    risk += f"; tensors take {bytes_text(cached)} less than torch holds: its cache, or gaps in it" if gaps else ""
     return found(
         f"Peak memory of GPU {gpu.index} is {share:.1%} of {bytes_text(gpu.total_bytes or 0)}{risk}",
         {
@@ -78,7 +84,9 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
             "threshold": threshold,
             "pressure": severity_of(share, threshold),
         },
-        "Use a smaller batch, gradient checkpointing (torch.utils.checkpoint) or mixed precision",
+        Fix(FEWER_GAPS, (Change.REUSED_MEMORY,))
+        if gaps
+        else "Use a smaller batch, gradient checkpointing (torch.utils.checkpoint) or mixed precision",
     )
 
 
@@ -96,10 +104,15 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     busy, waits = gpu.loop_utilization, snapshot.share_of_step(DATA_LOADING) or 0.0
     if share >= threshold or waits >= 0.15 or (busy is not None and busy.mean > 0.95):
         return None
+    # Memory of parameters does not grow with the batch, so a multiple of all of it is more than a batch needs.
+    loaders = (each for each in snapshot.loaders if each.phase == "train" and each.samples and each.batches)
+    rows = [(loader.samples or 0) / loader.batches for loader in loaders]
+    batch = int(max(rows) * FILLED / share) if rows and gpu.reserved_bytes is not None and share else 0
+    fits = f", such as {batch:,} instead of {max(rows):,.0f}" if batch else ""
     return found(
         f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
         {"gpu": gpu.index, "memory_share": share, "threshold": threshold},
-        "Use a larger batch, if the training allows it",
+        f"Use a larger batch{fits}, if the training allows it",
     )
 
 
@@ -126,8 +139,7 @@ def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
         "allocator waited for the device, freed all that it had cached, and allocated again",
         {"gpu": index, "retries": retries, "steps": snapshot.steps, "threshold": threshold},
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory; or use a smaller "
-        "batch or gradient checkpointing (torch.utils.checkpoint)",
+        f"{FEWER_GAPS}; or use a smaller batch or gradient checkpointing (torch.utils.checkpoint)",
     )
 
 

@@ -1,20 +1,23 @@
-"""Rules about the data type of the arithmetic, and the order of its tensors."""
+"""Rules about the data type of the arithmetic, the order of its tensors, and what a busy device is limited by."""
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from training_profiler.base.backends import CUDA
 from training_profiler.base.peaks import peak_of
 from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
-from training_profiler.base.units import three_digits
+from training_profiler.base.units import bytes_text, three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
-from training_profiler.model.snapshot import Snapshot
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_steps, found, has_enough_steps
+from training_profiler.model.snapshot import GpuStats, Level, Snapshot
 
 HIGH: Final = 'torch.set_float32_matmul_precision("high")'
 MAKER: Final = "nvidia"  # cuDNN computes in NHWC; of other libraries nothing was measured
 ATTAINED: Final = 0.85  # of the data sheet's rate; large products on an H200 reach 0.76, in tf32 0.69
+SAMPLES_NEEDED: Final = 25  # of the system monitor, with five of the counters
+LANE_BYTES_PER_S: Final = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # by PCIe generation, in each direction
 SAVES: Final = 0.3  # of the passes: 29 % of a ResNet-50 in tf32 and 46 % of it with autocast, on an H200
 
 
@@ -158,3 +161,77 @@ def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
         ),
         convolutions=facts.channels_first,
     )
+
+
+class _Limit(NamedTuple):
+    """What limits a device, which part of that is in use, in words, and what helps."""
+
+    kind: str
+    part: float
+    message: str
+    fix: Fix
+
+
+def _mean(level: Level | None) -> float:
+    return -1.0 if level is None else level.mean
+
+
+def _link_limit(gpu: GpuStats) -> Iterator[_Limit]:
+    lanes, generation = gpu.pcie_width, gpu.pcie_generation
+    lane = None if generation is None else LANE_BYTES_PER_S.get(round(generation.max))
+    if lane is None or lanes is None or gpu.pcie_rx_bytes_per_s is None:
+        return
+    part = gpu.pcie_rx_bytes_per_s.mean / (lane * lanes.max)
+    message = (
+        f"Copies to GPU {gpu.index} take {part:.0%} of what its PCIe link carries ({bytes_text(lane * lanes.max)}/s)"
+    )
+    fix = "Copy fewer bytes to the device: uint8 and ids as they are, to be converted there, and each tensor once"
+    yield _Limit("pcie", part, message, Fix(fix, (Change.FEWER_COPIES,)))
+
+
+def _work_limits(snapshot: Snapshot, gpu: GpuStats) -> Iterator[_Limit]:
+    """Yield what limits a busy device, the surest first; a unit without a counter limits nothing."""
+    program, rates = snapshot.program, snapshot.throughput
+    sm, tensor, dram = _mean(gpu.sm_active), _mean(gpu.tensor_active), _mean(gpu.dram_active)
+    dtype = "" if rates is None else rates.dtype
+    known = f"SM active {sm:.0%}, tensor cores {tensor:.0%}, memory bandwidth {dram:.0%}"
+    fuse = () if program.compiled is not None else (Action("torch.compile(model)", (Change.COMPILE,)),)
+    cast = (Action('torch.autocast("cuda", torch.bfloat16)', (Change.AUTOCAST,)),)
+    half = () if program.autocast or dtype in HALF else cast
+
+    def fix(*actions: Action) -> Fix:
+        text = "Use " + ", then ".join(action.text for action in actions)
+        return Fix(text, tuple(change for action in actions for change in action.changes), actions)
+
+    if dram > 2 * tensor >= 0 and (fuse or half):
+        moves = f"GPU {gpu.index} moves tensors more than it computes ({known})"
+        yield _Limit("memory", dram, moves, fix(*fuse, *half))
+    if 0 <= tensor < 0.05 and dram < 0.5 and dtype in ("float32", "tf32", *HALF):
+        high = (Action(HIGH, (Change.MATMUL_PRECISION,)),) if dtype == "float32" else ()
+        if (high or half or fuse) and full_precision(snapshot, snapshot.thresholds) is None:
+            idle = f"The tensor cores of GPU {gpu.index} are idle while it computes in {dtype} ({known})"
+            yield _Limit("tensor cores", sm, idle, fix(*(high or half), *fuse))
+    if 0 <= sm < 0.3 and dram < 0.3:
+        small = f"Kernels are too small for GPU {gpu.index}: some run all the time, on {sm:.0%} of its processors"
+        larger = (*fuse, Action("a larger batch", (Change.OTHER_BATCHES,)))
+        yield _Limit("small kernels", 1 - sm, small, fix(*larger))
+
+
+@RULES.rule("gpu-bound", 0.6, saving=Saving.UNKNOWN, label="GPU-BOUND", is_risk=True)  # of what a unit can do
+def gpu_bound(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device whose counters show one unit as its limit, where a change is left; None without counters.
+
+    Memory bandwidth, idle tensor cores and small kernels are limits of a busy device alone.
+    """
+    machine = snapshot.machine
+    if machine is None or machine.samples < SAMPLES_NEEDED or not has_enough_steps(snapshot):
+        return None
+    if machine.most_shared is not None and machine.most_shared[0] > 0.1:
+        return None  # the counters are of all programs
+    is_busy = busy_part(snapshot) is not None
+    for gpu in machine.gpus:
+        for limit in (*_link_limit(gpu), *(_work_limits(snapshot, gpu) if is_busy else ())):
+            if limit.part > threshold:
+                evidence = {"gpu": gpu.index, "limit": limit.kind, "part": limit.part, "threshold": threshold}
+                return found(limit.message, evidence, limit.fix)
+    return None

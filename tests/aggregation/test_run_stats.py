@@ -5,7 +5,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
-from training_profiler.model.program import PaddingFacts, ProgramFacts
+from training_profiler.model.program import NOTHING_KNOWN, OptimizerFacts, PaddingFacts, ProgramFacts
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Health, Throughput
 from training_profiler.recording.event_codes import time_only
 from training_profiler.reports.resources import startup_lines
@@ -271,6 +271,29 @@ def test_an_interval_has_rates_of_its_own():
 def test_utilization_is_of_a_known_peak(flops, expected):
     rates = run_of(10, flops=flops).snapshot().throughput
     assert (rates.tflops, rates.peak_tflops, rates.peak_source, rates.mfu) == expected
+
+
+IDS = ProgramFacts(OptimizerFacts("AdamW", 40, ("float32",), ("cuda",), numbers=10**9), has_token_ids=True)
+DENSE = StepFlops(7_500 * 10**9, "bfloat16", A100, "flash", 2_500 * 10**9, 500 * 10**9)  # of 1000 tokens
+
+
+@pytest.mark.parametrize(
+    ("flops", "program", "expected"),
+    [
+        (DENSE, IDS, (7.5, "6N + attention")),
+        (DENSE._replace(flops=10**13), IDS, (7.5, "6N + attention")),  # executed again by checkpointing
+        (DENSE._replace(flops=10**13), NOTHING_KNOWN, (7.5, "3x the forward pass")),
+        (DENSE._replace(flops=7 * 10**12), NOTHING_KNOWN, (7.0, "3x the forward pass")),  # some layers are frozen
+        (DENSE._replace(forward=10**12), IDS, (3.0, "3x the forward pass")),  # experts, of which each token has a few
+        (DENSE._replace(forward=0), NOTHING_KNOWN, (7.5, "")),  # of a journal of an earlier version
+    ],
+)
+def test_utilization_by_the_model_leaves_recomputation_out(flops, program, expected):
+    run = run_of(10, flops=flops)
+    run.accumulator.totals.tokens = 10_000
+    rates = run.snapshot(program=program).throughput
+    assert rates.hfu == pytest.approx(flops.flops * 2.0 / 312e12)
+    assert (rates.mfu / rates.hfu * flops.flops / 1e12, rates.mfu_by) == (pytest.approx(expected[0]), expected[1])
 
 
 BEFORE = Location("", 0, "", activity="until torch was imported")

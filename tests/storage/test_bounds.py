@@ -26,6 +26,8 @@ from training_profiler.trials.state import SessionState
 FITTED = ("program.", "device.", "loaders.item_type.arguments.")
 CHECKED_LATER = {
     "flops.flops",
+    "flops.forward",
+    "flops.attention_forward",
     *(f"who.{name}" for name in ("rank", "world_size", "node", "local_rank", "attempt")),
     "progress.under_way.outcomes.value_type.seed",  # of any size; it is only compared
 }

@@ -25,6 +25,7 @@ from training_profiler.base.peaks import peak_of
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.startup_frames import IMPORT, REST, UNUSED_IMPORT
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
+from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
 from training_profiler.model.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.model.snapshot import (
@@ -164,6 +165,8 @@ def throughput(
     learned = None if totals.batches and totals.batches <= REUSED * steps.count else totals.samples
     padding = program.padding.padding if program.has_token_ids and program.padding is not None else 0.0
     tokens = (totals.tokens or 0) * (1 - padding)
+    model, by = (0.0, "") if counted is None else model_flops(counted, program, (totals.tokens or 0) / steps.count)
+    hfu = None if peak is None or tflops is None else tflops / peak[0]
     return Throughput(
         steps_per_s=steps_per_s,
         batches_per_s=None if not totals.batches else totals.batches / steps.count * steps_per_s,
@@ -176,8 +179,28 @@ def throughput(
         tflops=tflops,
         peak_tflops=None if peak is None else peak[0],
         peak_source="" if peak is None else peak[1],
-        mfu=None if peak is None or tflops is None else tflops / peak[0],
+        mfu=None if hfu is None or not flops else hfu * model / flops,
+        mfu_by=by if hfu is not None else "",
+        hfu=hfu,
     )
+
+
+BY_PARAMETERS, BY_OPERATORS = "6N + attention", "3x the forward pass"
+
+
+def model_flops(counted: StepFlops, program: ProgramFacts, tokens: float) -> tuple[float, str]:
+    """Return the FLOPs of a step that its model needs, and by which convention.
+
+    That is 6 a parameter and token, and three times those of attention in the forward pass (PaLM, arXiv 2204.02311,
+    appendix B), where the counted operators agree: not with experts, adapters or large tables. Otherwise a backward
+    pass takes twice the forward pass, or as much as was executed; recomputation is left out.
+    """
+    executed = float(counted.flops)
+    needed = min(executed, 3.0 * counted.forward) if counted.forward else executed
+    numbers = 0 if program.optimizer is None or not program.has_token_ids else program.optimizer.numbers
+    by_parameters = 6.0 * numbers * tokens + 3.0 * counted.attention_forward
+    is_alike = bool(numbers and tokens) and 0.8 <= by_parameters / needed <= 1.25
+    return (by_parameters, BY_PARAMETERS) if is_alike else (needed, BY_OPERATORS if counted.forward else "")
 
 
 LEAST_BYTES: Final = 16 * 2**20  # between the least and the most; looking for a change of less takes time in vain

@@ -97,7 +97,7 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if peaks[0] is None or peaks[1] is None or peaks[1][0] < 2 * peaks[0][0]:
         return None
-    share = min(1.0, rates.mfu / ATTAINED) * (1 - peaks[0][0] / peaks[1][0])
+    share = min(1.0, (rates.hfu or rates.mfu) / ATTAINED) * (1 - peaks[0][0] / peaks[1][0])
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None

@@ -197,6 +197,11 @@ class Operations:
         attention = self._attention.most_common(1)[0][0] if self._attention else ""
         return dtypes.most_common(1)[0][0], name, attention
 
+    @property
+    def of_forward(self) -> tuple[int, int]:
+        """The FLOPs of forward passes, and those of attention among them."""
+        return self.flops[0], self._attention.total()
+
 
 class _GraphReader:
     """Finds backward operations of what no module computed, by the order in which nodes were made."""

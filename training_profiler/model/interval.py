@@ -18,6 +18,8 @@ class StepFlops(NamedTuple):
     dtype: str  # of most of them: float32, bfloat16, ..., or tf32
     device: str  # name of the accelerator of most of them; "" for none or several
     attention: str = ""  # torch's kernel of most attention; "" for none
+    forward: int = 0  # those of forward passes, without recomputation; 0 is unknown
+    attention_forward: int = 0  # the part of it in torch's attention kernels
 
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section

@@ -258,7 +258,9 @@ class Throughput:
     peak_tflops: float | None = None  # of the device, for that dtype
     peak_source: str = ""
     attention: str = ""  # torch's kernel that did most attention in the counted step; "" without any
-    mfu: float | None = None  # model FLOPs utilization: achieved over peak, 0 to 1
+    mfu: float | None = None  # model FLOPs utilization, without recomputation: achieved over peak, 0 to 1
+    mfu_by: str = ""  # the convention of its FLOPs
+    hfu: float | None = None  # hardware FLOPs utilization: all that were executed, over peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,10 @@ def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
         unit, scale = next((row for row in _FLOPS_UNITS if tflops * row[1] >= 0.1), _FLOPS_UNITS[-1])
         mfu = ""
         if rates.mfu is not None and rates.peak_tflops is not None:
-            mfu = f" (MFU {rates.mfu:.1%} of {rates.peak_tflops:g} TFLOP/s, {rates.peak_source})"
+            by = f" by {rates.mfu_by}" if rates.mfu_by else ""
+            hfu = "" if rates.hfu is None or rates.hfu == rates.mfu else f", HFU {rates.hfu:.1%} as executed"
+            hfu += "," if by or hfu else ""
+            mfu = f" (MFU {rates.mfu:.1%}{by}{hfu} of {rates.peak_tflops:g} TFLOP/s, {rates.peak_source})"
         parts.append(f"{three_digits(tflops * scale)} {unit} in {rates.dtype}{mfu}")
     return f"Throughput: {', '.join(parts)}"
 

@@ -43,7 +43,7 @@ SAYS = {
     "recompiles": {
         "its line": compiling(8, 5.0, 7, 4.0, "train.py:31 main"),
         "sizes": because(SIZES),
-        "sizes that it was told to keep apart": because(SIZES, calls=(STATIC,)),
+        "sizes with a graph each, as asked": because(SIZES, calls=(STATIC,)),
         "a counter and a list, until it gave up": because(COUNTER, PARTS, GAVE_UP),
         "beside an evaluation": because(SIZES, MODES, recompiled_s=6.0),
         "a value of a broken graph": because(CompileReason(VALUE, "___stack2", AT, 7, 3.0), ITEM),

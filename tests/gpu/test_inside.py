@@ -1,8 +1,13 @@
 """The counters of a real GPU say what known work does; a table shows what was measured and what is expected."""
 
+from dataclasses import fields, replace
+
 import pytest
 
 from tests.gpu.running import run
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis.precision import gpu_bound
+from training_profiler.model.snapshot import GpuStats, Level, MachineStats, Throughput
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -18,7 +23,22 @@ EXPECTED = (
     ("copy from the host", "sm_active", 0.0, 0.05),
     ("idle", "sm_active", 0.0, 0.02),
 )
+# What gpu-bound says of a training that did nothing else; steps that only copy keep the device less busy.
+LIMITS = {"bfloat16": "", "float32": "tensor cores", "copy on the device": "memory", "copy from the host": "pcie"}
 COPY, WITHIN = "copy from the host", 0.15  # of the bytes that the program counts itself
+
+
+def limit_of(work, device, figures):
+    levels = {
+        each.name: Level(figures[each.name], figures[each.name], figures[each.name])
+        for each in fields(GpuStats)
+        if each.name in figures and each.name.startswith(("sm_", "tensor_", "dram_", "pcie_"))
+    }
+    gpu = GpuStats(0, device, loop_utilization=Level(1.0, 1.0, 1.0), **levels)
+    rates = Throughput(1.0, dtype=work if work in ("bfloat16", "float32") else "tf32", device=device)
+    run = snapshot_of({"forward_pass": 0.9})
+    finding = gpu_bound(replace(run, machine=MachineStats(samples=25, gpus=(gpu,)), throughput=rates))
+    return "" if finding is None else str(finding.evidence["limit"])
 
 
 def test_counters_say_what_known_work_does(tmp_path, kind):
@@ -35,5 +55,14 @@ def test_counters_say_what_known_work_does(tmp_path, kind):
     print(f"{result['device']}\n{'work':20} {'figure':20} {'measured':>12} {'from':>12} {'to':>12} within")
     for work, name, measured, low, high in rows:
         print(f"{work:20} {name:20} {measured:12.4g} {low:12.4g} {high:12.4g} {low <= measured <= high}")
-    print("last reading:", result["last"])
+    known = {name: value for name, value in result["known"].items() if name.startswith("pcie_") and "bytes" not in name}
+    limits = {work: limit_of(work, result["device"], found[work] | known) for work in LIMITS}
+    if not known:
+        del limits[COPY]
+    for work, limit in limits.items():
+        print(
+            f"{work:20} {'limit':20} {limit or 'none':>12} {LIMITS[work] or 'none':>12} {'':12} {limit == LIMITS[work]}"
+        )
+    print("readings:", result["known"])
     assert [row for row in rows if not row[3] <= row[2] <= row[4]] == []
+    assert limits == {work: LIMITS[work] for work in limits}

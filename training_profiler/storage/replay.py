@@ -272,8 +272,9 @@ def totals_of(record: IntervalRecord, names: SectionNames) -> Totals:
     if record.garbage is not None:
         totals.garbage = GarbageSums.of(record.garbage)
     if record.flops is not None:
-        is_possible = 0 <= record.flops.flops <= MOST_FLOPS
-        totals.flops = fit(record.flops._replace(flops=0))._replace(flops=record.flops.flops if is_possible else 0)
+        counts = {name: getattr(record.flops, name) for name in ("flops", "forward", "attention_forward")}
+        possible = {name: count if 0 <= count <= MOST_FLOPS else 0 for name, count in counts.items()}
+        totals.flops = fit(record.flops._replace(**dict.fromkeys(counts, 0)))._replace(**possible)
     return totals
 
 

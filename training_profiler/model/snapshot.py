@@ -485,10 +485,7 @@ class Snapshot:
         return self.lines.get(name, ()) if is_settled else ()
 
     def hottest(self, name: str, *, of_steps: bool = False) -> list[LineStats]:
-        """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
-
-        See ``hottest_places``. With ``of_steps``, lines are those of ``lines_of_steps``.
-        """
+        """Return ``hottest_places`` of ``name``, the user's lines with its time; with ``of_steps``, after warm-up."""
         return hottest_places(self.lines_of_steps(name) if of_steps else self.lines.get(name, ()))
 
     def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -273,8 +273,9 @@ def totals_of(record: IntervalRecord, names: SectionNames) -> Totals:
         totals.garbage = GarbageSums.of(record.garbage)
     if record.flops is not None:
         counts = {name: getattr(record.flops, name) for name in ("flops", "forward", "attention_forward")}
-        possible = {name: count if 0 <= count <= MOST_FLOPS else 0 for name, count in counts.items()}
-        totals.flops = fit(record.flops._replace(**dict.fromkeys(counts, 0)))._replace(**possible)
+        possible: dict[str, Any] = {name: count if 0 <= count <= MOST_FLOPS else 0 for name, count in counts.items()}
+        fitted = fit(record.flops._replace(flops=0, forward=0, attention_forward=0))
+        totals.flops = fitted._replace(**possible)
     return totals
 
 

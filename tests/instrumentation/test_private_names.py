@@ -107,6 +107,7 @@ PRIVATE: Final[dict[str, Any]] = {
     "torch._dynamo.symbolic_convert.InstructionTranslator.__init__": FunctionType,
     "torch._dynamo.utils.compilation_time_metrics": dict,
     "torch._dynamo.utils.counters": dict,
+    "torch._dynamo.utils.get_compilation_metrics": FunctionType,
     f"{FRAMES}.set_eval_frame": BUILTIN,
     f"{FRAMES}.skip_code" if TORCH < (2, 7) else f"{FRAMES}.set_code_exec_strategy": BUILTIN,
     # tracers

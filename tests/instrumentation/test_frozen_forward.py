@@ -33,9 +33,9 @@ class Training:
         self.back, self.head = layers(), layers()
         self.trained = [*self.head.parameters()]
 
-    def run(self, forward, data=DATA, after=None, batches=None):
+    def run(self, forward, data=DATA, after=None, batches=None, epochs=EPOCHS):
         optimizer = torch.optim.SGD(self.trained, lr=0.1)
-        for _ in range(EPOCHS):
+        for _ in range(epochs):
             for (x,) in batches or DataLoader(data, batch_size=2, shuffle=True):
                 loss = forward(x).square().mean()
                 optimizer.zero_grad()
@@ -76,6 +76,12 @@ def test_a_backbone_without_gradients_is_found_and_nothing_of_the_program_kept(t
     assert not early_steps._frozen._known
     assert not early_steps._frozen._clean
     assert early_steps._open is None
+
+
+def test_short_epochs_are_looked_at_after_their_first_batches(training):
+    data = TensorDataset(DATA.tensors[0][:10])
+    assert training.run(lambda x: training.head(training.without_grad(x)), data, epochs=12) is not None
+    assert training.instrumented.instrumentation.program_facts().same_fetches > 9
 
 
 def test_a_backbone_whose_parameters_need_no_gradient_is_found_also_if_the_optimizer_has_them(training):

@@ -209,6 +209,13 @@ def test_a_profiler_of_the_first_steps_delays_the_looking(training):
     assert training.gradients(after=lambda step: profiler.__exit__(None, None, None) if step == 9 else None) is not None
 
 
+def test_gradients_that_are_cleared_after_an_update_are_found_where_the_looking_takes_too_long(training, monkeypatch):
+    monkeypatch.setattr(early_steps, "thread_time_ns", itertools.count().__next__)
+    monkeypatch.setattr(early_steps, "MOST_NS", 60)  # about ten steps
+    both = nn.ModuleList([training.model, training.teacher])
+    assert training.gradients(after=lambda step: both.zero_grad()) is not None
+
+
 def test_gradients_that_are_cleared_are_found_too_on_a_default_device_which_is_not_a_watcher(training):
     both = nn.ModuleList([training.model, training.teacher])
     with torch.device("cpu"):

@@ -95,9 +95,9 @@ class EarlySteps:
         def seen_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
             nonlocal began_ns
             self._calls += 1
-            if self._open is None and (self._calls > MOST_CALLS or self._spent_ns > MOST_NS):
+            if self._open is None and self._calls > MOST_CALLS:
                 self._end()
-            if function or self._is_done or self._open is not None:
+            if function or self._is_done or self._open is not None or self._spent_ns > MOST_NS:
                 return call_begins(module, inputs, may_explore, caller, function)
             with self._looking():  # before the call's span
                 counts = Counts(detector.backwards, detector.updates, self._steps)
@@ -139,7 +139,8 @@ class EarlySteps:
                 self._steps += id(optimizer) == (detector.primary_optimizer or id(optimizer))
                 self._graphs.update_ends(optimizer)
                 _attempt(self._gradients.update_ends, optimizer, self._steps)
-                if self._graphs.is_over and self._steps > STEPS:
+                # Before a trainer clears the gradients, which show whether they are used.
+                if self._spent_ns > MOST_NS or (self._graphs.is_over and self._steps > STEPS):
                     self._end()
                     _attempt(self._again.begin, detector)
 

@@ -279,6 +279,7 @@ class FrozenForward(Inspection):
 
     def backward_ends(self) -> None:
         """Count the calls since the fetch: they belong to the training."""
+        self._has_called = True  # the next fetch is that of another step, also after the first of a pass
         if self._is_fetched and not self._is_first:
             self._batches += not self._is_counted
             self._is_counted = True

@@ -35,6 +35,7 @@ PRIVATE: Final[dict[str, Any]] = {
     # data loading
     f"{DATALOADER}._BaseDataLoaderIter.__next__": FunctionType,
     f"{DATALOADER}._MultiProcessingDataLoaderIter.__init__": FunctionType,
+    f"{DATALOADER}._MultiProcessingDataLoaderIter._shutdown_workers": FunctionType,
     f"{DATALOADER}._MultiProcessingDataLoaderIter._reset": FunctionType,
     "torch.utils.data._utils.worker._worker_loop": FunctionType,
     "torch.utils.data._utils.collate": ModuleType,
@@ -50,6 +51,7 @@ PRIVATE: Final[dict[str, Any]] = {
     "iterator._persistent_workers": bool,
     "workers._rcvd_idx": int,
     "workers._send_idx": int,
+    "workers._shutdown": bool,
     "workers._task_info": dict,
     "workers._tasks_outstanding": int,
     "workers._workers": list,
@@ -137,6 +139,7 @@ LATER: Final = ("_FrameAction", "_FrameExecStrategy", "_in_order")  # not needed
 # The patch that is left out without the name.
 PATCHED: Final = {
     f"{DATALOADER}._MultiProcessingDataLoaderIter.__init__": "data loading",
+    f"{DATALOADER}._MultiProcessingDataLoaderIter._shutdown_workers": "data loading",
     "torch.utils.data._utils.worker._worker_loop": "loader workers",
     "torch.autograd.Function.apply": "autograd functions",
     "torch.optim.optimizer.register_optimizer_step_pre_hook": "optimizer",

@@ -58,7 +58,7 @@ def whole(phase: str, *paths: str) -> tuple[LibraryFrame, ...]:
 
 def _lightning(package: str) -> tuple[LibraryFrame, ...]:
     return (
-        LibraryFrame(f"/{package}/loops/training_epoch_loop.py", ("run", "advance", "on_advance_end"), LOOP),
+        LibraryFrame(f"/{package}/loops/training_epoch_loop.py", ("run", "advance", "on_*"), LOOP),
         LibraryFrame(f"/{package}/loops/fit_loop.py", ("run", "advance", "on_*"), LOOP),
         *whole(EVALUATION, f"/{package}/loops/evaluation_loop.py"),
         *whole(LOGGING, f"/{package}/loggers/", f"/{package}/trainer/connectors/logger_connector/"),

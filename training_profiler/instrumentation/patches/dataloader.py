@@ -21,7 +21,10 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     patches.replace(module._BaseDataLoaderIter, "__next__", functools.partial(_fetching, context))
     ended = functools.partial(_ends, context.training_thread)
     context.fronts.offer_attribute(patches, module._BaseDataLoaderIter, "__next__", FETCHING, ended)
-    patches.replace(module._MultiProcessingDataLoaderIter, "__init__", functools.partial(_starting, context))
+    workers = module._MultiProcessingDataLoaderIter
+    patches.replace(workers, "__init__", functools.partial(_of_workers, context, True))
+    # A trainer that knows the length does not fetch until the end: the workers end when it drops their iterator.
+    patches.replace(workers, "_shutdown_workers", functools.partial(_of_workers, context, False))
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
@@ -123,22 +126,26 @@ def _fetch_on_other_thread(context: PatchContext, events: list[int], original: A
         events.extend((clock(), end))
 
 
-def _starting(context: PatchContext, original: Any) -> Any:
+def _of_workers(context: PatchContext, are_started: bool, original: Any) -> Any:
     training_thread = context.training_thread
+
+    def codes(detector: LoopDetector) -> list[int]:
+        return [time_only(detector.codes.data_loading), *[detector.codes.worker_start] * are_started]
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LoopDetector, int] | None:
         detector = context.current_detector() if training_thread.busy_with == FREE else None
-        context.guarded(context.workers.expect)
-        if detector is None:
+        if are_started:
+            context.guarded(context.workers.expect)
+        if detector is None or not (are_started or getattr(args[0], "_shutdown", True) is False):
             return None
-        for code in (time_only(detector.codes.data_loading), detector.codes.worker_start):
+        for code in codes(detector):
             detector.pending.record(code)
         return detector, training_thread.fetch_begins()
 
     def end(begun: tuple[LoopDetector, int], has_failed: bool) -> None:
         detector, ident = begun
         training_thread.fetch_ends(ident)
-        for code in (detector.codes.worker_start, time_only(detector.codes.data_loading)):
+        for code in reversed(codes(detector)):
             detector.pending.record(-code)
 
     return context.between(original, begin, end)

@@ -347,7 +347,7 @@ def test_graphed_callables_make_no_further_steps_and_sections(training, instrume
 
 def test_looking_at_early_steps_ends_with_the_first_replay(training, instrumented):
     training.warm_up()
-    instrumented.instrumentation.early_steps.begin()
+    instrumented.instrumentation.early_steps.begin(0)
     graph = training.captured(training.step)
     assert "update_ends" in vars(instrumented.context.detector)
     graph.replay()

@@ -310,11 +310,13 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _avoided(snapshot: Snapshot, lines: Sequence[LineStats], of: float) -> tuple[str, str, float]:
     """Return what the share ``of`` of the run is spent on, what to do about it, and the part that this saves."""
-    in_callbacks = sum(line.share for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase)
+    callbacks = [line for line in lines if line.phase.startswith(CALLBACK) and "epoch" in line.phase]
+    in_callbacks = sum(line.share for line in callbacks)
     spent, rarer_part = activities(of, lines, has_forward=True), 1 - 1 / AS_LONG
     text = f", {spent_text(spent)}" if spent else ""
     if in_callbacks > 0.5 * sum(line.share for line in lines):
-        fix = Fix(f"In these callbacks, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
+        hook = callbacks[0].phase.removeprefix(f"{CALLBACK} ")  # of the line that takes the most
+        fix = Fix(f"In {hook}, do it in each {AS_LONG}th epoch", (Change.LESS_OFTEN,))
         return text, fix, min(1.0, in_callbacks / of) * rarer_part
     epochs, steps = max(len(snapshot.epochs), snapshot.program.epochs), snapshot.step.count if snapshot.step else 0
     has_ends = AS_LONG <= epochs < steps

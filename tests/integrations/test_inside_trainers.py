@@ -27,8 +27,6 @@ NAMED = {
     "mask": ("computed-constants", "mask[row, column] ="),
     "unused": ("unused-gradients", "parameters that are in no optimizer"),
     "hooks": ("growing-work", "self.layer.register_forward_hook"),
-    "growing": ("growing-work", "self.spread = "),
-    "workers": ("data-loading-bound", "persistent_workers=True"),
 }
 
 
@@ -41,8 +39,6 @@ NAMED = {
         ("hugging-face", ""),
         ("lightning", "padding tokenizer"),
         ("lightning", "mask unused epoch-end"),
-        ("lightning", "growing"),
-        ("lightning", "workers"),
         ("lightning", ""),
     ],
 )
@@ -60,7 +56,15 @@ def test_a_cause_inside_a_trainer_is_named(tmp_path: Path, trainer: str, causes:
     if "epoch-end" in causes:
         hook = "on_epoch_end" if trainer == "hugging-face" else "on_train_epoch_end"
         assert findings["outside-steps"]["fix"].startswith(f"In {hook}")
-    if "workers" in causes:  # they end when the trainer drops their iterator
-        assert "on_run_start" not in json.dumps([each["finding"] for each in findings.values()])
     named = {NAMED[cause][0] for cause in causes.split()} | {"data-loading-bound"}  # where a machine is busy
     assert not {code for code, _ in NAMED.values()} & findings.keys() - named
+
+
+def test_workers_that_end_with_their_iterator_are_data_loading(tmp_path: Path) -> None:
+    """Lightning drops it when the next epoch begins."""
+    words, variables = [str(PROGRAM), "lightning", "workers"], environment(None, PYTHONPATH=str(ROOT), **VARIABLES)
+    ended = finish(start_in_fork(tmp_path, words, variables, True), tmp_path)
+    findings = {each["code"]: each for each in ended.report["findings"]}
+    fix = findings["data-loading-bound"]["fix"]
+    assert fix.startswith(("Set persistent_workers=True", "Set DataLoader(num_workers=0)"))
+    assert "on_run_start" not in json.dumps(findings.get("unexplained"))

@@ -46,7 +46,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.table = nn.Embedding(500, WIDTH, padding_idx=0)
         self.layer, self.head = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True), nn.Linear(WIDTH, 2)
-        self.kept, self.seen, self.spreads = self.make_mask(32), torch.zeros(0), []
+        self.kept, self.spreads = self.make_mask(32), []
 
     def make_mask(self, length):
         mask = torch.zeros(length, length)
@@ -65,9 +65,6 @@ class Classifier(nn.Module):
             self.layer.register_forward_hook(lambda module, inputs, output: self.spreads.append(spread_of(output)))
         hidden = self.layer(self.table(input_ids), mask, None if mask is not None else attention_mask == 0)
         logits = self.head(hidden.mean(1))
-        if "growing" in CAUSES:
-            self.seen = torch.cat([self.seen, logits.detach().flatten().repeat(60)])
-            self.spread = self.seen.sort().values[0]
         return {"loss": F.cross_entropy(logits, input_ids[:, 0] % 2), "logits": logits}
 
 

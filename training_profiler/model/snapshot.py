@@ -495,7 +495,5 @@ class Snapshot:
             return observed[0].lines
         # A line of several loaders has a row for each: their data sets differ.
         whole = sum(workers.work_s for workers in observed)
-        rows = [
-            replace(line, share=line.share * workers.work_s / whole) for workers in observed for line in workers.lines
-        ]
+        rows = [replace(line, share=line.share * each.work_s / whole) for each in observed for line in each.lines]
         return tuple(sorted(rows, key=lambda line: -line.share))

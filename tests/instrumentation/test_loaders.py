@@ -1,6 +1,7 @@
 """The loader of a pass, with real torch loaders."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +161,20 @@ def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, registry,
     sums = instrumented.run.totals().loaders
     counts = [sums.table(counts.loader_id)[:5, 1].tolist() for counts in registry.all]
     assert counts == [[10, 10, 10, 0, 9], [5, 5, 5, 5, 5]]  # data, forward, backward, optimizer, between
+
+
+def test_the_end_of_workers_whose_iterator_is_dropped_between_steps_is_data_loading(instrumented, model):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = iter(DataLoader(SEVEN, num_workers=1))
+    for _ in range(3):
+        model(next(batches)[0]).sum().backward()
+        optimizer.step()
+    asked = batches._workers_done_event
+    waited = SimpleNamespace(set=lambda: (instrumented.clock.advance(1.0), asked.set()), is_set=asked.is_set)
+    batches._workers_done_event = waited
+    del batches
+    train([(torch.zeros(1, 2),)], model, optimizer)
+    assert instrumented.counts()["data_loading"] == 3
+    names, totals = instrumented.run.names.names, instrumented.run.totals().sections
+    (spent_ns,) = (totals.total_ns[id] for id, name in names.items() if name == "data_loading")
+    assert 1e9 <= spent_ns < 1.1e9

@@ -8,7 +8,7 @@ from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.model.program import OptimizerFacts
-from training_profiler.model.snapshot import LineStats, Snapshot
+from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 from training_profiler.reports.verdict import saved_share, verdict
 
 OF_STEP = {
@@ -132,6 +132,13 @@ SAYS["validation-heavy"] |= {
     "more passes than batches": in_sections(BATCHES, **{"validation_epoch/forward_pass": {"count": 5}}),
     "passes in eval mode": ONE_PASS,
     "a single one": in_sections(ONE_PASS, validation_epoch={"count": 1}),
+}
+SAVED_OFTEN = in_sections(of_run("checkpointing", 20.0), checkpointing={"count": 40})
+EPOCHS = tuple(EpochStats(at, 9.0, 20, 20, None, None, {}, None, None) for at in range(1, 6))
+SAYS["checkpointing-heavy"] |= {
+    "forty times": SAVED_OFTEN,
+    "forty times in five epochs": replace(SAVED_OFTEN, epochs=EPOCHS),
+    "six times in five epochs": in_sections(replace(SAVED_OFTEN, epochs=EPOCHS), checkpointing={"count": 6}),
 }
 SAYS |= {
     "batch-norm-update-heavy": {"all but one is saved": in_sections(STATISTICS, batch_norm_update={"count": 5})},

@@ -90,6 +90,7 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
     first, *_ = findings_of("slow_checkpoint", tmp_path)
     assert first["code"] == "checkpointing-heavy"
     assert first["evidence"]["count"] == 80
+    assert first["actions"][0]["text"].startswith("Save at each 10th of these times")
 
 
 def test_what_the_end_of_each_epoch_writes_is_named_with_its_line(tmp_path: Path) -> None:

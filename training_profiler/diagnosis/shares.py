@@ -53,6 +53,7 @@ from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import SectionStats, Snapshot
 
 HALF_AS_OFTEN: Final = 0.5
+MANY: Final = 20  # times, of which two are left by each 10th
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
 Advice = Fix | Callable[[Snapshot], Fix]
 
@@ -124,6 +125,7 @@ class RunShare(RunRule):
     saving: Saving = Saving.RUN
     least_count: int = 1  # fewer times than this cannot be less often
     needed_count: int = 0  # of its times; 0 if that is not known
+    saved: Callable[[Snapshot, int], float] | None = None  # the part that its fix saves of so many times
     # Returns the section without what another rule is about.
     without: Callable[[Snapshot, SectionStats], SectionStats] | None = None
 
@@ -136,11 +138,12 @@ class RunShare(RunRule):
         cost = cost_of_run(snapshot, threshold, section.total_s)
         if section.count < max(1, self.least_count):
             return None
-        if self.needed_count:
+        if self.saved is not None:
+            saved = self.saved(snapshot, section.count)
+        elif self.needed_count:
             saved = 1 - self.needed_count / section.count
         else:  # by running it once an epoch; half if epochs are unknown
-            passes = sum(epoch.is_complete for epoch in snapshot.epochs)
-            saved = max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
+            saved = max(HALF_AS_OFTEN, 1 - (_passes(snapshot) or section.count) / section.count)
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         avg = time_text(section.avg_s or 0.0)
         how_often = f"once, {avg}" if section.count == 1 else f"{section.count} times, {avg} on average"
@@ -150,6 +153,23 @@ class RunShare(RunRule):
             seconds=section.total_s,
             count=section.count,
         )
+
+
+def _passes(snapshot: Snapshot) -> int:
+    return sum(epoch.is_complete for epoch in snapshot.epochs)
+
+
+def _rarer(snapshot: Snapshot, count: int) -> tuple[str, float]:
+    """Return how often is enough of what is done ``count`` times, and the part of its time that this saves."""
+    passes = _passes(snapshot)
+    if 0 < 2 * passes <= count:
+        return "once an epoch", 1 - passes / count
+    return ("at each 10th of these times", 0.9) if count >= MANY else ("half as often", HALF_AS_OFTEN)
+
+
+def _rarer_checkpoints(snapshot: Snapshot) -> Fix:
+    how_often, _ = _rarer(snapshot, snapshot.sections[CHECKPOINTING].count)
+    return Fix(f"Save {how_often}, or asynchronously (torch.distributed.checkpoint.async_save)", (Change.LESS_OUTPUT,))
 
 
 def _fix_for(snapshot: Snapshot, fix: Advice) -> Fix:
@@ -383,7 +403,8 @@ RUN_SHARES: Final = (
         threshold=0.05,
         section=CHECKPOINTING,
         activity="saving checkpoints",
-        fix=Fix("Save less often, or asynchronously (torch.distributed.checkpoint.async_save)", (Change.LESS_OUTPUT,)),
+        fix=_rarer_checkpoints,
+        saved=lambda snapshot, count: _rarer(snapshot, count)[1],
         least_count=2,  # the one at the end is needed
         label="CHECKPOINTS",
         saves=(0.5, 1.1),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator
 
 from training_profiler.base import sections
 from training_profiler.base.sections import SectionNames
-from training_profiler.recording.event_codes import INFERRED, LOOP_BEGIN, discarded_exit, time_only
+from training_profiler.recording.event_codes import INFERRED, LOADER, LOOP_BEGIN, discarded_exit, time_only
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST, Clock
 
@@ -186,6 +186,7 @@ class PendingEvents:
         """
         with self.buffer.rewrite_lock:
             events, at = self.events, self._find(at_ns, (first,))
+            at -= 2 * (at > 1 and events[at - 1] > LOADER)  # the loader of what follows
             if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
                 return at_ns
             return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)

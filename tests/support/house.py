@@ -23,23 +23,23 @@ ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 72_360),
-    "statements of the package": (28_000, 43_570),
-    "files of the package": (340, 312),
+    "lines of the package": (48_000, 72_380),
+    "statements of the package": (28_000, 43_580),
+    "files of the package": (340, 311),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 71_050),
+    "lines of tests": (45_000, 71_070),
     "folders": (29, 28),
     "arrows between folders": (150, 146),
     "folders that import each other": (0, 0),
     "depth of imports": (20, 20),
     "imports a module": (4.0, 5.49),
     "imports of one module, at most": (25, 25),
-    "modules that one other imports": (80, 71),
+    "modules that one other imports": (80, 70),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 26_000),
     "words of the changelog": (2_500, 2_500),
-    "files that the end of a run goes through": (120, 122),
+    "files that the end of a run goes through": (120, 121),
     "files that a report goes through": (120, 80),
 }
 

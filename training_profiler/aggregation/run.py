@@ -199,7 +199,7 @@ def model_flops(counted: StepFlops, program: ProgramFacts, tokens: float) -> tup
     needed = min(executed, 3.0 * counted.forward) if counted.forward else executed
     numbers = 0 if program.optimizer is None or not program.has_token_ids else program.optimizer.numbers
     by_parameters = 6.0 * numbers * tokens + 3.0 * counted.attention_forward
-    is_alike = bool(numbers and tokens) and 0.8 <= by_parameters / needed <= 1.25
+    is_alike = bool(numbers and tokens and needed) and 0.8 <= by_parameters / needed <= 1.25
     return (by_parameters, BY_PARAMETERS) if is_alike else (needed, BY_OPERATORS if counted.forward else "")
 
 

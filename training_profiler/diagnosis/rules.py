@@ -31,10 +31,9 @@ from training_profiler.diagnosis import (  # noqa: F401
     precision,
     program,
     ranks,
-    rollout,
     shares,
     steps,
-    validation,
+    without_gradients,
 )
 from training_profiler.diagnosis.device import host_runs_ahead, within_idle_time
 from training_profiler.diagnosis.finding import Finding, Fix, record_steps

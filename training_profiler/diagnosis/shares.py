@@ -114,6 +114,15 @@ class StepShare(RunRule):
         )
 
 
+def _passes(snapshot: Snapshot) -> int:
+    return sum(epoch.is_complete for epoch in snapshot.epochs)
+
+
+def _once_an_epoch(snapshot: Snapshot, count: int) -> float:
+    """Return the part that once in each pass saves; half where passes are unknown."""
+    return max(HALF_AS_OFTEN, 1 - (_passes(snapshot) or count) / count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShare(RunRule):
     """A row of the table of rules about work between steps: one section's share of the whole run."""
@@ -124,8 +133,7 @@ class RunShare(RunRule):
     fix: Advice
     saving: Saving = Saving.RUN
     least_count: int = 1  # fewer times than this cannot be less often
-    needed_count: int = 0  # of its times; 0 if that is not known
-    saved: Callable[[Snapshot, int], float] | None = None  # the part that its fix saves of so many times
+    saved: Callable[[Snapshot, int], float] = _once_an_epoch  # the part that its fix saves of so many times
     # Returns the section without what another rule is about.
     without: Callable[[Snapshot, SectionStats], SectionStats] | None = None
 
@@ -138,25 +146,15 @@ class RunShare(RunRule):
         cost = cost_of_run(snapshot, threshold, section.total_s)
         if section.count < max(1, self.least_count):
             return None
-        if self.saved is not None:
-            saved = self.saved(snapshot, section.count)
-        elif self.needed_count:
-            saved = 1 - self.needed_count / section.count
-        else:  # by running it once an epoch; half if epochs are unknown
-            saved = max(HALF_AS_OFTEN, 1 - (_passes(snapshot) or section.count) / section.count)
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         avg = time_text(section.avg_s or 0.0)
         how_often = f"once, {avg}" if section.count == 1 else f"{section.count} times, {avg} on average"
-        return replace(cost, saving_s=section.total_s * saved).finding(
+        return replace(cost, saving_s=section.total_s * self.saved(snapshot, section.count)).finding(
             f"{cost.share:.1%} of the run is spent {activity} ({self.section}: {how_often})",
             _fix_for(snapshot, self.fix),
             seconds=section.total_s,
             count=section.count,
         )
-
-
-def _passes(snapshot: Snapshot) -> int:
-    return sum(epoch.is_complete for epoch in snapshot.epochs)
 
 
 def _rarer(snapshot: Snapshot, count: int) -> tuple[str, float]:
@@ -423,7 +421,7 @@ RUN_SHARES: Final = (
             (Change.ONE_BN_UPDATE,),
         ),
         least_count=2,
-        needed_count=1,
+        saved=lambda _, count: 1 - 1 / count,
         label="BATCH NORM UPDATE",
         saves=(0.8, 1.1),
     ),

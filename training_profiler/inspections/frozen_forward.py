@@ -441,9 +441,9 @@ def _state(tensor: Any) -> tuple[Any, ...]:
 
 
 def _signature(module: Any) -> tuple[Any, ...]:
-    """Return what a module and its moving average have in common."""
+    """Return what a module and its moving average have in common; not their class, which would outlive the program."""
     parameters = [each for inner in modules_within(module) for each in inner._parameters.values() if each is not None]
-    return type(module), len(parameters), sum(each.numel() for each in parameters)
+    return type(module).__qualname__, len(parameters), sum(each.numel() for each in parameters)
 
 
 def _is_function(module: Any) -> bool:

@@ -250,6 +250,15 @@ def test_first_steps_that_inspections_made_long_are_left_out_with_what_they_adde
     assert [each.line for each in snapshot.lines_of_steps("forward_pass")] == [3]  # which has less than half after them
 
 
+def test_first_steps_in_which_a_model_acts_are_not_taken_for_made_long():
+    run = FakeRun()
+    for step in range(40):
+        run.step(**({"rollout": 8} if step in (1, 14) else {}), forward_pass=1)
+    run.drain()
+    run.accumulator.totals.named_steps = 16
+    assert run.snapshot().step.warmup_count == 0
+
+
 def test_an_interval_has_rates_of_its_own():
     run = run_of(10, flops=StepFlops(10**12, "float32", ""))
     run.flush()

@@ -369,14 +369,14 @@ def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | Non
     """Return the number of first steps to leave out; 0 if no step would be left."""
     steps = totals.steps
     warmup = steps.warmup_steps(configured)
-    if configured is None and warmup:
-        # The first steps may be long because the model acts, or computes targets, as in later long steps.
-        acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
-        has_acted = acting and totals.early_ns[:warmup, acting].any()
-        if has_acted and steps.longest(warmup)[0] >= 0.5 * min(steps.first_ns[:warmup]):
-            warmup = 0  # a later step is of the same kind
+    # The first steps may be long because the model acts, or computes targets, as in later long steps.
+    acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
+    has_acted = configured is None and totals.early_ns[:warmup, acting].any()
+    if has_acted and steps.longest(warmup)[0] >= 0.5 * min(steps.first_ns[:warmup]):
+        warmup = 0  # a later step is of the same kind
     if configured is None and steps.count >= WARMUP_NEEDS:
-        warmup = max(warmup, totals.slow_steps, steps.steps_made_long(totals.named_steps))
+        made_long = 0 if totals.early_ns[:, acting].any() else steps.steps_made_long(totals.named_steps)
+        warmup = max(warmup, totals.slow_steps, made_long)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
 
 

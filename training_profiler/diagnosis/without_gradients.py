@@ -228,11 +228,13 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     whole_s = snapshot.total_of_step_s(ROLLOUT) or 0.0
     if policy.parent != ROLLOUT:
         whole_s += policy_s
+    if not whole_s:  # all of it lies in steps that are left out
+        return None
     others_s = max(0.0, whole_s - policy_s)
     number = next((n for n in (2, 4, 8, MOST_ENVIRONMENTS) if policy_s <= LITTLE * n * others_s), MOST_ENVIRONMENTS)
     call_s, row_s = policy.total_s / policy.count, training.total_s / training.count / acting.training_rows
     left = min(1.0, 1 / number + (1 - 1 / number) * row_s / call_s)  # of the policy's time: each row takes its own
-    saved = 0.9 * (1 - left) * policy_s / whole_s if whole_s else 0.0  # environments at once have work of their own
+    saved = 0.9 * (1 - left) * policy_s / whole_s  # environments at once have work of their own
     cost, parts = cost_of_steps(snapshot, threshold, whole_s, saved=saved), _parts(snapshot, others_s)
     split = ", ".join(
         f"{name} {part_s / whole_s:.0%}" for name, part_s in (("policy", policy_s), *parts) if part_s >= 0.01 * whole_s

@@ -12,7 +12,7 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
-from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.model.program import CpuSpeed, ProgramFacts
 from training_profiler.model.snapshot import PROFILER, Health, Snapshot
@@ -391,7 +391,9 @@ class Pipeline:
         if self.rank.is_primary():
             self.send_interval()
             self.outputs.look_back(self.sums, self.stats(ended_by))
-            self.outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
+            findings: list[Finding] = []  # none if a rule fails: the figures are still reported
+            self.guard.run("findings", lambda: findings.extend(diagnose(self.stats(ended_by))))
+            self.outputs.final(lambda: self.stats(ended_by), findings, self.health)
 
     def _has_nothing(self) -> bool:
         """Return whether there is nothing to report, or only the time in which this process waited for its children."""
@@ -483,11 +485,8 @@ class Pipeline:
 
     def _measure_cpu(self, ended_by: str | None) -> None:
         """Measure what the CPU can do, unless the run was short, interrupted, or not on the CPU."""
-        torch, counted, seconds = (
-            sys.modules.get("torch"),
-            self.sums.run.flops,
-            budget_s(self.sums.run.wall_ns / NS_PER_S),
-        )
+        torch, counted = sys.modules.get("torch"), self.sums.run.flops
+        seconds = budget_s(self.sums.run.wall_ns / NS_PER_S)
         if torch and counted and not counted.device and ended_by is None and seconds:
             with self.recorder.own_section(PROFILER):
                 self._cpu = measure(torch, counted.dtype, seconds)

@@ -22,7 +22,7 @@ VARIABLES = {
 # Cause -> the finding, and what it says: text of the program stands for its line.
 NAMED = {
     "padding": ("padding", "def collate"),
-    "tokenizer": ("data-loading-bound", "tokenize once, before the first epoch"),
+    "tokenizer": ("data-loading-bound", ": each epoch "),  # tokenizes, or makes, the same
     "epoch-end": ("outside-steps", "file.write(f"),
     "mask": ("computed-constants", "mask[row, column] ="),
     "unused": ("unused-gradients", "parameters that are in no optimizer"),

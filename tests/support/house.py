@@ -24,10 +24,10 @@ ROOT = PACKAGE.parent
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "lines of the package": (48_000, 72_380),
-    "statements of the package": (28_000, 43_580),
+    "statements of the package": (28_000, 43_590),
     "files of the package": (340, 311),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 71_070),
+    "lines of tests": (45_000, 71_080),
     "folders": (29, 28),
     "arrows between folders": (150, 146),
     "folders that import each other": (0, 0),

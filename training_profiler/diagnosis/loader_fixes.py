@@ -348,7 +348,8 @@ def _made_once(snapshot: Snapshot) -> Action | None:
     part = sum(_part_of_waiting(snapshot, line) for line in lines) * (1 - 1 / passes)
     if is_cached or size > MOST_KEPT or part < REMEDY_FROM:
         return None
-    text = f"make each sample once and keep all, about {bytes_text(size)}: each epoch makes the same samples"
+    room = f", about {bytes_text(size)}" if size >= 1 << 20 else ""
+    text = f"make each sample once and keep all{room}: each epoch makes the same samples"
     return Action(text, (Change.AHEAD_OF_TIME,), min(1.0, part))
 
 

@@ -341,8 +341,10 @@ def _attributes_of(
             yield from _attributes_of(name, each, path, module_class, seen, depth - 1)
     for inner in islice(modules_within(value), MOST_MODULES) if is_module else (value,):
         kind = type(inner)
-        if id(inner) in seen or kind.__module__.partition(".")[0] in NOT_OF_THE_PROGRAM or len(seen) > MOST_NAMES:
+        if id(inner) in seen or kind.__module__.partition(".")[0] in NOT_OF_THE_PROGRAM:
             continue
+        if depth < DEPTH and (LIBRARIES in (file_of(kind) or LIBRARIES) or len(seen) > MOST_NAMES):
+            continue  # what a library's object holds has no name in the program
         seen.add(id(inner))
         try:
             attributes = dict(object.__getattribute__(inner, "__dict__"))

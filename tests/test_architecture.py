@@ -32,7 +32,7 @@ ARROWS = {
     "torch_capture": "base model recording safety instrumentation",
     "aggregation": "base model statistics recording sampling device",
     "diagnosis": "base model",
-    "settings": "base model torch_capture diagnosis",
+    "settings": "base torch_capture diagnosis",
     "reports": "base model statistics diagnosis",
     "sinks": "base model recording safety diagnosis settings reports",
     "ranks": "base model statistics recording safety instrumentation aggregation settings",

@@ -7,7 +7,7 @@ import pytest
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import ROOT, SWITCH, means_on
 from training_profiler.base.trackers import TRACKERS
-from training_profiler.model.machine import Price
+from training_profiler.base.units import Price
 from training_profiler.settings import settings
 from training_profiler.settings.settings import (
     Launch,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -101,3 +102,23 @@ def bytes_text(count: float) -> str:
     return (
         f"{count / BYTES_PER_GIB:.1f} GiB" if abs(count) >= BYTES_PER_GIB / 10 else f"{count / BYTES_PER_MIB:.1f} MiB"
     )
+
+
+class Price(NamedTuple):
+    """What one accelerator costs for an hour."""
+
+    amount: float
+    currency: str = ""  # as the user wrote it
+
+    def amount_of(self, seconds: float, devices: int) -> float:
+        """Return what that many accelerators cost for this time."""
+        return self.amount * seconds / S_PER_HOUR * devices
+
+    def of(self, seconds: float, devices: int) -> str:
+        """Return the same as "1.25 EUR"."""
+        cost = self.amount_of(seconds, devices)
+        digits = 2 if cost >= 1 else 4
+        return f"{cost:,.{digits}f} {self.currency}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.currency}".rstrip()

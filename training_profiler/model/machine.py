@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
-
-from training_profiler.base.units import S_PER_HOUR
+from typing import Final
 
 YOUNG: Final = ("generation 0", "generation 1")  # kinds of collections
 FULL: Final = "generation 2"
@@ -61,26 +59,6 @@ class GarbageStats:
             longest.longest_s,
             longest.longest_step,
         )
-
-
-class Price(NamedTuple):
-    """What one accelerator costs for an hour."""
-
-    amount: float
-    currency: str = ""  # as the user wrote it
-
-    def amount_of(self, seconds: float, devices: int) -> float:
-        """Return what that many accelerators cost for this time."""
-        return self.amount * seconds / S_PER_HOUR * devices
-
-    def of(self, seconds: float, devices: int) -> str:
-        """Return the same as "1.25 EUR"."""
-        cost = self.amount_of(seconds, devices)
-        digits = 2 if cost >= 1 else 4
-        return f"{cost:,.{digits}f} {self.currency}".rstrip()
-
-    def __str__(self) -> str:
-        return f"{self.amount:g} {self.currency}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.base.sections import OTHER as OTHER
 from training_profiler.base.sections import PROFILER as PROFILER
 from training_profiler.base.text import escaped
-from training_profiler.base.units import duration_text, ms_text
+from training_profiler.base.units import Price, duration_text, ms_text
 from training_profiler.model.lines import BETWEEN as BETWEEN
 from training_profiler.model.lines import CHECKS as CHECKS
 from training_profiler.model.lines import HOT_PLACES as HOT_PLACES
@@ -27,7 +27,6 @@ from training_profiler.model.machine import Level as Level
 from training_profiler.model.machine import MachineStats as MachineStats
 from training_profiler.model.machine import MemoryChange as MemoryChange
 from training_profiler.model.machine import Pause as Pause
-from training_profiler.model.machine import Price as Price
 from training_profiler.model.program import LOADER, NOTHING_KNOWN, ProgramFacts
 from training_profiler.model.ranks import AllRanksStats as AllRanksStats
 from training_profiler.model.ranks import AttemptStats as AttemptStats

@@ -21,8 +21,7 @@ from training_profiler.base.switch import (
     short_name,
 )
 from training_profiler.base.trackers import PROMETHEUS, TRACKERS
-from training_profiler.base.units import read_seconds
-from training_profiler.model.machine import Price
+from training_profiler.base.units import Price, read_seconds
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")

@@ -17,7 +17,7 @@ from training_profiler.aggregation.step_totals import Coupling
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.sections import OTHER_NAMES, SectionNames
 from training_profiler.base.text import MOST_OF_ERROR, one_line, printable
-from training_profiler.base.units import NS_PER_US, counted
+from training_profiler.base.units import NS_PER_US, Price, counted
 from training_profiler.model.bounds import (
     MOST_DEVICES,
     MOST_EPOCHS,
@@ -36,7 +36,7 @@ from training_profiler.model.interval import (
     StretchFigures,
     location_of,
 )
-from training_profiler.model.snapshot import Health, HistoryChange, Price, Snapshot
+from training_profiler.model.snapshot import Health, HistoryChange, Snapshot
 from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (

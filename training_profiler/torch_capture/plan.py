@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Final
 
 from training_profiler.base.errors import SettingsError
@@ -144,7 +143,7 @@ class Schedule:
             self._ns.append(duration_ns)
             self._recorded += 1
             if self._recorded % KNOWN == 0:  # not at each step: sorting 50 numbers takes 4 us
-                self._limit_ns = OUTLIER * median(self._ns)
+                self._limit_ns = OUTLIER * (self.median_ns or 0)
         self._before_ns = at_ns
 
     def interrupt(self) -> None:
@@ -155,6 +154,8 @@ class Schedule:
     @property
     def median_ns(self) -> float | None:
         """Median duration of the recorded steps; None without steps."""
+        from statistics import median  # here, because each profiled process imports this file at its start
+
         return median(self._ns) if self._ns else None
 
     @property

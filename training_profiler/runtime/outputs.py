@@ -109,7 +109,7 @@ def _run(command: Sequence[str], longest_s: float, *descriptors: int) -> str:
 
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
-DISK_S: Final = 1.0  # at the end, for a disk that does nothing
+DISK_S: Final = 3.0  # at the end, for a disk that does nothing; one write on a busy machine takes over a second
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
 PROGRAM: Final = "the program"  # which logs rows itself, as if it were a tracker
 BETWEEN_REPORTS_S: Final = 10.0  # at least, where the user did not ask for reports

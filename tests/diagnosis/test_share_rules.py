@@ -64,6 +64,9 @@ def test_a_saving_in_steps_is_that_of_a_step_times_all_steps():
     assert 40 * (found.step_s - found.step_if_fixed_s) == pytest.approx(found.potential_saving_s)
     inspected = replace(run, wall_s=run.wall_s + 6.0, step=replace(run.step, inspected_s=6.0))
     assert saved_share(inspected, found) == pytest.approx(0.5)  # of the training without the profiler's inspections
+    faster_at_first = replace(run, step=replace(run.step, total_s=3.5))
+    found = next(each for each in diagnose(faster_at_first) if each.code == "data-loading-bound")
+    assert found.potential_saving_s == pytest.approx(0.5 * 3.5)
 
 
 def test_no_rule_fires_without_data():

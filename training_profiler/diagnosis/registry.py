@@ -294,7 +294,8 @@ def with_step_time(finding: Finding, snapshot: Snapshot) -> Finding:
     if RULES[finding.code].saving is not Saving.STEPS or not saving_s or step is None:
         return replace(finding, potential_saving_s=part_in_training(finding, snapshot) * saving_s or saving_s)
     saved_a_step_s = saving_s / max(1, step.settled_count)  # the saving is of those after warm-up
-    saving_s = max(saving_s, min(step.total_s, saved_a_step_s * step.count))
+    if step.settled_s:  # first steps may be shorter, as before other programs began
+        saving_s *= max(1.0, min(step.total_s / step.settled_s, step.count / step.settled_count))
     if step.disturbed_count and step.settled_s:  # the mean step leaves out those that a capture window slowed down
         saved_a_step_s *= step.avg_s * step.settled_count / step.settled_s
     after_s = max(0.0, step.avg_s - saved_a_step_s)

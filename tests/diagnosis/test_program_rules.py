@@ -375,6 +375,8 @@ SAYS = {
         "of a trainer": padded("trainer"),
         "to the longest of the batch": padded(facts=GROUPED),
         "to the longest of the batch, of a trainer": padded("trainer", GROUPED),
+        "to more than the longest of the batch": padded(facts=GROUPED._replace(to_longest=0.1)),
+        "to more than the longest of the batch, of a trainer": padded("trainer", GROUPED._replace(to_longest=0.1)),
         "many small operators": padded(operators=12_000),
         "images": padded(facts=OF_IMAGES),
         "images, some of them large": padded(facts=OF_IMAGES._replace(to_longest=0.2)),

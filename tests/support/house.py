@@ -29,7 +29,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "lines in C": (1_500, 1_500),
     "lines of tests": (45_000, 71_080),
     "folders": (29, 28),
-    "arrows between folders": (150, 146),
+    "arrows between folders": (150, 145),
     "folders that import each other": (0, 0),
     "depth of imports": (20, 20),
     "imports a module": (4.0, 5.49),
@@ -39,7 +39,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 26_000),
     "words of the changelog": (2_500, 2_500),
-    "files that the end of a run goes through": (120, 121),
+    "files that the end of a run goes through": (120, 122),
     "files that a report goes through": (120, 80),
 }
 

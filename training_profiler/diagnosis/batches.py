@@ -230,6 +230,7 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         fixed_s = program.cpu.operator_s * program.operators * step.settled_count
     computing_s = facts.part * max(0.0, snapshot.computing_s() - fixed_s)
     is_whole = facts.to_longest >= 0.5 * facts.grouped  # rows are as long as the longest of all
+    is_wider = facts.to_longest >= 0.1 * facts.grouped  # than the longest of their batch: the data set pads
     is_of_trainer = facts.package == "transformers" or snapshot.has_hugging_face_trainer
     has_loader = bool(snapshot.loaders) or program.places_of(LOADER) != ""
     removed, change = (facts.to_longest, Change.LESS_PADDING) if is_whole else (facts.grouped, Change.OTHER_ORDER)
@@ -244,8 +245,10 @@ def padding(snapshot: Snapshot, threshold: float) -> Finding | None:
         text = text if has_loader else "cut each batch to its longest sequence: ids[:, :longest]"
     elif is_of_trainer:
         text = 'TrainingArguments(..., train_sampling_strategy="group_by_length") (before 5: group_by_length=True)'
+        text += ", and tokenize without padding" if is_wider else ""
     else:
         text = "DataLoader(..., batch_sampler=...): sequences of similar length together"
+        text += ", and a collate_fn that pads to the longest of the batch" if is_wider else ""
     rest = "or pack several sequences into one row"
     if facts.what == IMAGE_ENDS:
         rest = f"batches of images of similar size leave out {facts.grouped:.0%}"

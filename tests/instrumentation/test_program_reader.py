@@ -63,6 +63,15 @@ def set_by_grad(loss, model):
         parameter.grad = gradient
 
 
+def set_by_func(loss, model):
+    def loss_of(parameters):
+        return torch.func.functional_call(model, parameters, (torch.randn(8, 4),)).square().mean()
+
+    detached = {name: each.detach() for name, each in model.named_parameters()}
+    for name, gradient in torch.func.grad(loss_of)(detached).items():
+        model.get_parameter(name).grad = gradient.detach()
+
+
 def penalty(loss, model):
     return sum(gradient.square().sum() for gradient in gradients(loss, model))
 
@@ -83,6 +92,7 @@ class Curvature(torch.optim.SGD):
     [
         (lambda loss, model: loss.backward(create_graph=True), torch.optim.SGD, 9),
         (set_by_grad, torch.optim.SGD, 9),
+        (set_by_func, torch.optim.SGD, 0),  # torch.func asks for that graph itself
         (lambda loss, model: (loss + penalty(loss, model)).backward(), torch.optim.SGD, 0),
         (lambda loss, model: loss.backward(), torch.optim.SGD, 0),
         (lambda loss, model: loss.backward(create_graph=True), Curvature, 0),

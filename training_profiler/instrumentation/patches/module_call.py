@@ -23,6 +23,7 @@ from training_profiler.recording.tracebacks import hide_our_frames
 
 KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph
 CREATES_GRAPH: Final = {True: 3, False: 4}  # where create_graph is passed, of backward and of grad
+OF_FUNC: Final = "eager_transforms.py"  # file of torch.func, which passes it itself
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -246,6 +247,7 @@ def _gradient_begins(
     at = CREATES_GRAPH[trains]
     creates_graph = args[at] if len(args) > at else kwargs.get("create_graph")
     if creates_graph is True or context.unused_graph is not None:
+        creates_graph = creates_graph and not frame.f_code.co_filename.endswith(OF_FUNC)
         detector = context.detector
         if detector is not None and get_ident() == training_thread.ident:
             context.gradient_begins(detector.updates, creates_graph is True)

@@ -15,14 +15,15 @@ from training_profiler.diagnosis.places import (
     COPYING,
     COPYING_S,
     LINES_A_FUNCTION,
-    NAMED_FROM,
     activities,
     fix_of,
     lines_of,
+    may_be_a_quarter,
     of_it,
     places_named,
     places_text,
     spent_text,
+    with_a_quarter,
     without_losses,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
@@ -204,7 +205,7 @@ def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
         return finding
     if row_of(finding).is_of_workers and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
-    named = [place for place in places_named(places, whole) if place.share >= NAMED_FROM * whole]
+    named = with_a_quarter(places_named(places, whole), places, whole)
     called = [f", called at {place.caller}" if place.caller else "" for place in named]
     texts = [f"{place.place} {place.what} ({of_it(place, whole)}{by})" for place, by in zip(named, called, strict=True)]
     if not texts:
@@ -234,7 +235,7 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
         functions[line.file, line.function, line.inside.rpartition(" ")[2]].append(line)
     sums = [(sum(line.share for line in lines), lines) for lines in functions.values()]
     whole = sorted(sums, key=itemgetter(0), reverse=True)
-    for share, lines in [each for each in whole if each[0] >= NAMED_FROM] or whole[:1]:
+    for share, lines in [each for each in whole if may_be_a_quarter(each[0], workers.samples)] or whole[:1]:
         # It waits there if all that they compute, even in this function, leaves most of its time over.
         line, waits = lines[0], share - (1 - waiting_share(workers)) >= MOSTLY_WAITS * share
         is_lock = line.phase in (LOCK, SHARED_LOCK, THREADS)

@@ -1,5 +1,6 @@
 """Places in the user's code as findings name them, what their lines call, and what time in no section is spent on."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -195,8 +196,8 @@ ACTIVITIES: Final = (
 
 
 IN_NO_MODEL: Final = (DRAWING, PAUSING, WRITING, READING, METRICS, NETWORK, ONE_HOT)  # no forward pass needs them
-# A training needs these: functions of torch.nn.functional, and their like in libraries.
-LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div")
+# A training needs these: functions of torch.nn.functional, their like in libraries, and a module without its call.
+LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div forward")
 
 
 class Spent(NamedTuple):
@@ -286,6 +287,7 @@ def spent_text(spent: Sequence[Spent]) -> str:
 
 
 NAMED_FROM: Final = 0.25  # of a section, for a function to be named as its cause
+SURE_FROM: Final = 100  # samples; the error of a part of a quarter is then 0.09, and fewer name no more functions
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 SAY_NOTHING: Final = (CHECKS, PYTHON, "step", "backward")  # no call of the line, and calls that are a section
 # By the names under which programs import them.
@@ -307,13 +309,24 @@ def _updating(share: float, lines: Sequence[LineStats]) -> list[Spent]:
     return [Spent(UPDATING, min(1.0, part), OWN_SAVES * min(1.0, part), ())] if part >= NAMED_FROM else []
 
 
+def may_be_a_quarter(part: float, samples: int) -> bool:
+    """Return whether a part of so many samples is a quarter within two standard errors, which chance seldom denies."""
+    return part >= NAMED_FROM - 2 * math.sqrt(NAMED_FROM * (1 - NAMED_FROM) / max(SURE_FROM, samples))
+
+
+def with_a_quarter(places: Sequence[LineStats], lines: Sequence[LineStats], of: float) -> list[LineStats]:
+    """Return the places that have a quarter of the share ``of``, whose samples are those of ``lines``."""
+    samples = sum(line.samples for line in lines)
+    return [place for place in places if of and may_be_a_quarter(place.share / of, samples)]
+
+
 def places_named(lines: Sequence[LineStats], of: float) -> list[LineStats]:
     """Return every function with a quarter of the share ``of``, then the largest others, 3 in all, or where these call.
 
     Functions that have less than half of what the loops and functions that call them have are not named.
     """
     functions, coarser = hottest_functions(lines), hottest_places(lines)
-    many = max(len([each for each in functions if each.share >= NAMED_FROM * of]), HOT_PLACES)
+    many = max(len(with_a_quarter(functions, lines, of)), HOT_PLACES)
     functions = [each for each in functions[:many] if each.share >= HOT_SHARE]
     is_spread = 2 * sum(each.share for each in functions) < sum(each.share for each in coarser)
     return coarser if is_spread else functions

@@ -233,6 +233,11 @@ def line(number: int, share: float, called: str = "", phase: str = "") -> LineSt
 
 
 LINES = (line(9, 0.1, "env.step"), line(10, 0.05, "buffer.add"), line(11, 0.05))
+METHODS = (
+    replace(line(9, 0.1), function="Cart.step"),
+    replace(line(12, 0.02), function="Buffer.add"),
+    line(10, 0.08, "torch.tensor"),
+)
 PHASES = (line(4, 0.15, phase="rollout > environment"), line(4, 0.05, phase="rollout > replay buffer"))
 
 
@@ -337,6 +342,10 @@ SAYS = {
         "lines say what is beside the policy": acting(),
         "a library's phases say it": acting(lines=PHASES),
         "nothing says it": acting(lines=()),
+        "methods of the program say it": acting(lines=METHODS),
+        "the loop that trains acts as well": replace(
+            acting(lines=METHODS), lines={"rollout": METHODS, "backward_pass": (line(20, 0.1),)}
+        ),
         "the policy takes most": acting(policy=0.6, others=0.05),
         "the environment takes most": acting(policy=0.1, others=0.4),
         "a row takes half as long in a batch": acting(training_rows=13.3),

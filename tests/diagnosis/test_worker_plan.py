@@ -224,3 +224,14 @@ SAYS = {
 
 def test_uneven_steps_have_the_same_fix() -> None:
     assert stalls_fix(handed_over()) == waiting_fix(handed_over())
+
+
+def test_one_of_two_loaders_gets_the_workers_that_the_cpus_allow() -> None:
+    """Both make a batch for each step of 40 ms, 30 of which are waited for; two CPUs make that 20 ms at best."""
+    slow = replace(TWO_CPUS.loaders[0], name="extra", wait_s=5.7, data_avg_s=0.0285)
+    run = replace(TWO_CPUS, loaders=(slow, replace(slow, name="main", wait_s=0.3, data_avg_s=0.0015)))
+    found = {finding.code: finding for finding in diagnose(run)}
+    for finding in (found["data-loading-bound"], found["loader-slow"]):
+        (action,) = finding.actions
+        assert action.text == "DataLoader(..., num_workers=2, persistent_workers=True) for loader extra"
+    assert 2.5 < action.part * found["loader-slow"].potential_saving_s < 4.0

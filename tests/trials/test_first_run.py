@@ -204,7 +204,7 @@ KEEP_UP = {
     "unknown workers": with_workers(None),
     "few batches of workers": with_workers(replace(WORKERS, batches=9)),
     "enough workers, and late for another reason": with_workers(WORKERS, num_workers=8),
-    "two loaders, whose waiting is known only together": prediction(0.62, loaders=(LOADER, replace(LOADER, name="1"))),
+    "one of two loaders": prediction(0.62, loaders=(LOADER, replace(LOADER, name="1"))),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import bytes_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
-from training_profiler.diagnosis.places import MAKING_TENSORS, NETWORK, PAUSING
+from training_profiler.diagnosis.places import MAKING_TENSORS, NETWORK, PAUSING, may_be_a_quarter
 from training_profiler.diagnosis.worker_plan import (
     FREE_CPUS,
     LESS_LOCKED,
@@ -18,6 +18,7 @@ from training_profiler.diagnosis.worker_plan import (
     PREPROCESS_LESS,
     WorkerPlan,
     mostly_waits,
+    part_of_waiting,
     worker_plan,
 )
 from training_profiler.model.loader_workers import (
@@ -202,6 +203,20 @@ def _surplus_threads(snapshot: Snapshot, loader: LoaderStats) -> Fix | None:
     )
 
 
+def actions_for(snapshot: Snapshot, loader: LoaderStats) -> tuple[Action, ...]:
+    """Return what to type for one of several loaders, with its part of their waiting; none if another is slower."""
+    if loader is not slowest_loader(snapshot):
+        return ()
+    whole = waiting_saved(snapshot)
+    actions = _actions(snapshot, loader, _plan(snapshot, loader))
+    return tuple(named(action._replace(part=min(1.0, whole * action.part)), loader.name) for action in actions)
+
+
+def named(action: Action, loader: str) -> Action:
+    """Return the action with the loader that it is about."""
+    return action._replace(text=f"{action.text} for loader {loader}")
+
+
 def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -> Iterator[Action]:
     """Yield what to type: the loader's arguments first, then less work in its hottest line.
 
@@ -246,12 +261,13 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
 def _less_in_functions(snapshot: Snapshot, whole: float) -> list[Action]:
     """Return less work in each function with a quarter of the waiting, and in that which has most of it."""
     actions: list[Action] = []
+    samples = sum(line.samples for line in snapshot.lines_of_steps(DATA_LOADING))
     for file, function in dict.fromkeys((line.file, line.function) for line in _lines_of_making(snapshot)):
         its = [line for line in snapshot.lines_of_steps(DATA_LOADING) if (line.file, line.function) == (file, function)]
         part = min(1.0, sum(_part_of_waiting(snapshot, each) for each in its))
         numbers = sorted({each.line for each in its})  # its saving is of all of them
         place = its[0].place if len(numbers) == 1 else f"{file}:{numbers[0]}-{numbers[-1]}"
-        if part >= REMEDY_FROM or not actions:
+        if may_be_a_quarter(part, samples) or not actions:
             text = f"do less at {place} {its[0].what}"
             actions.append(Action(text, (Change.LESS_PREPROCESSING,), part / whole))
     return sorted(actions, key=lambda action: -action.part)
@@ -288,7 +304,7 @@ def _saved_by_workers(snapshot: Snapshot) -> float:
     if loader is not None and _quick_batch_s(snapshot, loader) and not _is_of_tensors(snapshot, loader):
         return SAVED_OF_QUICK
     plan = None if loader is None else _plan(snapshot, loader)
-    return 1.0 if plan is None else plan.saved
+    return 1.0 if plan is None or loader is None else plan.saved * part_of_waiting(snapshot, loader)
 
 
 def _quick_batch_s(snapshot: Snapshot, loader: LoaderStats) -> float:

@@ -6,7 +6,7 @@ from training_profiler.base.framework_frames import SAMPLER
 from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import bytes_text, ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
-from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
+from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS, actions_for
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import OTHER, LoaderStats, Snapshot
@@ -25,7 +25,6 @@ _FETCHING: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)  # sections in whic
     label="INPUT-BOUND",
     says_where=True,
     claims=(DATA_LOADING,),
-    changes=(Change.NUM_WORKERS, Change.PREFETCH_FACTOR, Change.LESS_PREPROCESSING),
     try_=LOADING_TRIALS,
     call=LOADER,
     is_of_workers=True,
@@ -54,7 +53,11 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
             "threshold": threshold,
             "batches": slow.batches,
         },
-        f"Raise num_workers and prefetch_factor for loader {slow.name} only, or do less work in its dataset",
+        Fix(
+            f"Raise num_workers and prefetch_factor for loader {slow.name} only, or do less work in its dataset",
+            (Change.NUM_WORKERS, Change.PREFETCH_FACTOR, Change.LESS_PREPROCESSING),
+            actions_for(snapshot, slow),
+        ),
         saving_s=potential_saving_s,
     )
 

@@ -33,7 +33,9 @@ from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import (
     LOADING_TRIALS,
     free_cpus,
+    named,
     plan_of_workers,
+    slowest_loader,
     transfer_fix,
     waiting_fix,
     waiting_saved,
@@ -254,7 +256,7 @@ def _saves_of_waiting(finding: Finding, _: Snapshot) -> tuple[float, float]:
     return 0.5, max(1.0, waited_s / finding.potential_saving_s)
 
 
-def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding:
+def _with_source(finding: Finding, findings: Sequence[Finding], snapshot: Snapshot) -> Finding:
     """Return the finding; its fix starts with a known source of most of the waiting."""
     by_code = {each.code: each for each in findings}
     for code, source in (("loader-slow", "Mostly this loader"), ("first-batch-slow", "Mostly the first batches")):
@@ -265,7 +267,10 @@ def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> 
         saving_s = finding.potential_saving_s
         if code == "first-batch-slow":  # the other batches are waited for as before
             saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * 0.5
-        fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, cause.actions)
+        loader, actions = slowest_loader(snapshot), cause.actions
+        if loader is not None and loader.name == cause.evidence.get("loader"):
+            actions = tuple(named(action, loader.name) for action in finding.actions)
+        fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, actions)
         return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding
 

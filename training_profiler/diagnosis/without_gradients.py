@@ -5,6 +5,7 @@ from typing import Final
 
 from training_profiler.base.framework_frames import ENVIRONMENT, REPLAY
 from training_profiler.base.sections import (
+    BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
     FORWARD_PASS,
@@ -17,7 +18,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.finding import RECORDING_COSTS, Action, Change, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
-from training_profiler.diagnosis.places import NAMED_FROM, places_named, places_text
+from training_profiler.diagnosis.places import places_named, places_text, with_a_quarter
 from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import LineStats, LoaderStats, SectionStats, Snapshot
@@ -234,7 +235,8 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     number = next((n for n in (2, 4, 8, MOST_ENVIRONMENTS) if policy_s <= LITTLE * n * others_s), MOST_ENVIRONMENTS)
     call_s, row_s = policy.total_s / policy.count, training.total_s / training.count / acting.training_rows
     left = min(1.0, 1 / number + (1 - 1 / number) * row_s / call_s)  # of the policy's time: each row takes its own
-    saved = 0.9 * (1 - left) * policy_s / whole_s  # environments at once have work of their own
+    of_loop_s = 0.9 * (1 - 1 / number) * _part_of_loop(snapshot) * others_s
+    saved = (0.9 * (1 - left) * policy_s + of_loop_s) / whole_s  # environments at once have work of their own
     cost, parts = cost_of_steps(snapshot, threshold, whole_s, saved=saved), _parts(snapshot, others_s)
     split = ", ".join(
         f"{name} {part_s / whole_s:.0%}" for name, part_s in (("policy", policy_s), *parts) if part_s >= 0.01 * whole_s
@@ -265,8 +267,8 @@ def rollout_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _lines(snapshot: Snapshot, share: float) -> str:
     lines = [line for name in (ROLLOUT, FORWARD_WITHOUT_GRAD) for line in snapshot.lines_of_steps(name)]
-    named = places_named(sorted(lines, key=lambda line: -line.share), share)
-    return places_text([place for place in named if place.share >= NAMED_FROM * share], share)
+    lines.sort(key=lambda line: -line.share)
+    return places_text(with_a_quarter(places_named(lines, share), lines, share), share)
 
 
 def _parts(snapshot: Snapshot, others_s: float) -> list[tuple[str, float]]:
@@ -279,10 +281,25 @@ def _parts(snapshot: Snapshot, others_s: float) -> list[tuple[str, float]]:
     return [*parts, *([("other", rest_s)] if rest_s > 0 else [])]
 
 
+def _part_of_loop(snapshot: Snapshot) -> float:
+    """Return the part of rollouts, beside the policy, in lines of the loop that trains: a call of it serves all, too.
+
+    What such a loop calls may be the environment.
+    """
+    lines = snapshot.lines_of_steps(ROLLOUT)
+    loops = {(line.file, line.function) for line in snapshot.lines_of_steps(BACKWARD_PASS)}
+    of_loop = [line for line in lines if line.function == "<module>" or (line.file, line.function) in loops]
+    own = sum(line.share for line in of_loop if not (line.inside or _is(line, ENVIRONMENT, _ENVIRONMENT_CALLS)))
+    return own / sum(line.share for line in lines) if own else 0.0
+
+
 _KINDS: Final = (("environment", ENVIRONMENT, _ENVIRONMENT_CALLS), ("buffers", REPLAY, _BUFFER_CALLS))
 
 
 def _is(line: LineStats, phase: str, calls: frozenset[str]) -> bool:
     if line.phase:
         return line.phase.endswith(phase)
-    return any(name.rpartition(".")[2] in calls and share > 0.5 * line.share for name, share in line.called.items())
+    owner, _, method = line.function.rpartition(".")
+    return bool(owner and method in calls) or any(
+        name.rpartition(".")[2] in calls and share > 0.5 * line.share for name, share in line.called.items()
+    )

@@ -138,8 +138,8 @@ class WorkerPlan(NamedTuple):
 def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None) -> WorkerPlan | None:
     """Return the plan for a loader of the training; None where it was not measured.
 
-    Needs the times of the workers, or those of the training where that makes its batches itself, and that all training
-    batches come from this loader. ``free_cpus`` could be used beside those that are used; None does not limit them.
+    Needs the times of the workers, or those of the training where that makes its batches itself. ``free_cpus`` could
+    be used beside those that are used; None does not limit them.
     """
     workers, times = loader.workers, batch_times(snapshot, loader)
     if loader.num_workers == 0:
@@ -267,16 +267,26 @@ def _plan_without_workers(
 def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] | None:
     """Return the time of the training for each batch, and the same without waiting for it, in s.
 
-    None where it was not measured, or where not all batches come from this loader.
+    None where it was not measured. A batch of one of several loaders is used for as long as any other is.
     """
     step, waiting_s = snapshot.step, snapshot.total_of_step_s(DATA_LOADING)
-    is_alone = sum(each.phase == loader.phase for each in snapshot.loaders) == 1
-    if step is None or waiting_s is None or not is_alone or not step.settled_count:
+    if step is None or waiting_s is None or not step.settled_count or not snapshot.steps or not loader.batches:
         return None
-    if not snapshot.steps or not loader.batches:
-        return None
-    batches = step.settled_count * loader.batches / snapshot.steps
-    return step.settled_s / batches, (step.settled_s - waiting_s) / batches
+    batches, settled = sum(each.batches for each in _beside(snapshot, loader)), step.settled_count / snapshot.steps
+    others = 1 - part_of_waiting(snapshot, loader) * batches / loader.batches
+    now_s, using_s = ((step.settled_s - part * waiting_s) / (settled * batches) for part in (others, 1.0))
+    return now_s, using_s
+
+
+def part_of_waiting(snapshot: Snapshot, loader: LoaderStats) -> float:
+    """Return the loader's part of the waiting for all loaders of its phase."""
+    beside = _beside(snapshot, loader)
+    waited_s = sum(each.wait_s for each in beside)
+    return 1.0 if len(beside) == 1 or not waited_s else loader.wait_s / waited_s
+
+
+def _beside(snapshot: Snapshot, loader: LoaderStats) -> list[LoaderStats]:
+    return [each for each in snapshot.loaders if each.phase == loader.phase]
 
 
 def _count(workers: float) -> int:

@@ -82,6 +82,15 @@ def of_other_lengths():
     return torch.ones(length, length).triu()
 
 
+DDP = "import torch\ndef broadcast(tensors): return torch.cat([tensor.flatten() for tensor in tensors])"
+OF_DDP = {}
+exec(compile(DDP, "/site-packages/torch/nn/parallel/distributed.py", "exec"), OF_DDP)
+
+
+def by_ranks():
+    return OF_DDP["broadcast"]([DATA, MANY])
+
+
 class Model(nn.Module):
     """Calls a function that makes a tensor in each of two layers."""
 
@@ -148,6 +157,7 @@ def train(instrumented, makes, steps=STEPS):
         (of_short_lists, ""),
         (lambda x: of_other_lengths(), ""),
         (gathers, ""),
+        (lambda x: by_ranks(), ""),
     ],
 )
 def test_functions_that_make_the_same_are_found_and_losses_stay(instrumented, makes, name):

@@ -6,6 +6,7 @@ a line with the same names in all passes did the same. Nothing of the program is
 """
 
 import importlib
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -32,6 +33,7 @@ BY_SHAPE: Final = frozenset(f"aten::{name}" for name in (
 Place = tuple[str, int, str]  # a line of the user's: file, number, function
 Names = dict[Place, Counter[Any]]  # how often, or how long
 NOWHERE: Final[Place] = ("", 0, "")
+OF_RANKS: Final = re.compile(r"[/\\]torch[/\\](nn[/\\]parallel|distributed)[/\\]")  # such as DDP broadcasting buffers
 
 
 class _Memory(NamedTuple):
@@ -269,7 +271,10 @@ class SameAgain:
             if file is None:
                 site = self._context.calls.site(frame)
                 is_own = site is not None and site.line == frame.f_lineno  # else a frame further out is the user's
-                file = self._files[code.co_filename] = site.file if site is not None and is_own else ""
+                file = site.file if site is not None and is_own else ""
+                self._files[code.co_filename] = file = "?" if OF_RANKS.search(code.co_filename) else file
+            if file == "?":  # no line of the user's does this
+                return NOWHERE
             if file:
                 return file, frame.f_lineno, code.co_qualname
             frame = frame.f_back

@@ -8,7 +8,7 @@ from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.model.program import OptimizerFacts
-from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
+from training_profiler.model.snapshot import EpochStats, LineStats, LoaderStats, Snapshot
 from training_profiler.reports.verdict import saved_share, verdict
 
 OF_STEP = {
@@ -81,6 +81,7 @@ def in_sections(run: Snapshot, **changes: dict[str, object]) -> Snapshot:
 
 PASSES = ("data_loading", "forward_pass")
 BATCHES = run_of_validation(*PASSES)
+TWO_VALIDATIONS = tuple(LoaderStats(name, 40, None, wait_s, phase="val") for name, wait_s in (("a", 1.0), ("b", 5.0)))
 WAITS = in_sections(BATCHES, **{"validation_epoch/data_loading": {"total_s": 1.5}})
 ONE_PASS = run_of_validation("forward_pass")
 METRICS = snapshot_of({"metrics_computation": 0.2}, steps=100, step_s=0.125)
@@ -115,8 +116,16 @@ def clipping_each(parameters: int, inside: str = "") -> Snapshot:
     return replace(run, lines={"metrics_computation": (line,)})
 
 
+def after_a_start(section: str, total_s: float, before_s: float = 0.0) -> Snapshot:
+    """Return a run of 100 s that began to train after 90 s; ``before_s`` of the section lie before that."""
+    run = of_run(section, total_s)
+    step = replace(run.step, before_s=90.0)
+    return in_sections(replace(run, step=step), **{section: {"self_s": total_s, "before_s": before_s}})
+
+
 SAYS = {code: {"most of ten steps": snapshot_of({section: 0.9}, steps=10)} for section, code in OF_STEP.items()}
 SAYS |= {code: {"a fifth of the run": of_run(section, 20.0)} for section, code in OF_RUN.items()}
+SAYS["validation-heavy"]["a fifth of a training that takes long to start"] = after_a_start("validation_epoch", 2.0)
 SAYS["data-loading-bound"] |= {
     "at the threshold": snapshot_of({"data_loading": 0.15}, steps=64, step_s=0.125),
     "a quarter": snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125),
@@ -131,6 +140,7 @@ SAYS["validation-heavy"] |= {
     "with batches": run_of_validation("data_loading"),
     "with batches and passes": BATCHES,
     "mostly waits": replace(WAITS, machine=machine(1.0)),
+    "mostly waits for one of two": replace(WAITS, machine=machine(1.0), loaders=TWO_VALIDATIONS),
     "mostly waits, and no CPU is free": replace(WAITS, machine=machine(7.9)),
     "more passes than batches": in_sections(BATCHES, **{"validation_epoch/forward_pass": {"count": 5}}),
     "passes in eval mode": ONE_PASS,
@@ -167,6 +177,10 @@ SAYS |= {
 SAYS["forward-dominates"] |= {"ranks that wait a little": waiting(0.19)}
 SILENT = {
     code: {"open": in_sections(of_run(section, 50.0), **{section: {"count": 0}})} for section, code in OF_RUN.items()
+}
+SILENT["validation-heavy"] |= {
+    "a tenth of a training that takes long to start": after_a_start("validation_epoch", 1.0),
+    "most of it before a training": after_a_start("validation_epoch", 2.0, before_s=1.5),
 }
 SILENT["checkpointing-heavy"] |= {
     "a single one": in_sections(of_run("checkpointing", 20.0), checkpointing={"count": 1})

@@ -221,6 +221,11 @@ class Cost:
         """How long it takes in each step."""
         return ms_text(self.seconds / self.steps)
 
+    @property
+    def of(self) -> str:
+        """What it is a share of, if that is not the steps."""
+        return "run" if self.share_of == "share_of_run" else "training time"
+
     def finding(self, message: str, fix: str, **evidence: float | int | str) -> Finding | None:
         """Return the finding, with the share and its threshold before other evidence; None if it is too small."""
         shares = {self.share_of: self.share, "threshold": self.threshold}
@@ -241,11 +246,18 @@ def cost_of_steps(snapshot: Snapshot, threshold: float, seconds: float, *, saved
     return Cost(seconds, share, threshold, saving_s, "share_of_step", is_worth_saying, steps)
 
 
-def cost_of_run(snapshot: Snapshot, threshold: float, seconds: float, *, saving_s: float | None = None) -> Cost:
-    """Return the cost of what takes ``seconds`` of the run; a fix saves ``saving_s``, or all of it."""
-    saving_s = seconds if saving_s is None else saving_s
-    share = seconds / snapshot.wall_s if snapshot.wall_s else 0.0
-    return Cost(seconds, share, threshold, saving_s, "share_of_run", share > threshold and saving_s >= MIN_SAVING_S)
+def cost_of_run(
+    snapshot: Snapshot, threshold: float, seconds: float, *, saving_s: float | None = None, within_s: float = 0.0
+) -> Cost:
+    """Return the cost of what takes ``seconds`` of the run; a fix saves ``saving_s``, or all of it.
+
+    ``within_s`` lie from the first step to the last, of which they may be more than of a run that takes long to start.
+    """
+    saving_s, training_s = seconds if saving_s is None else saving_s, snapshot.training_s
+    share, share_of = seconds / snapshot.wall_s if snapshot.wall_s else 0.0, "share_of_run"
+    if share <= threshold and within_s > threshold * training_s > 0:
+        share, share_of = min(1.0, within_s / training_s), "share_of_training"
+    return Cost(seconds, share, threshold, saving_s, share_of, share > threshold and saving_s >= MIN_SAVING_S)
 
 
 def row_of(finding: Finding) -> RunRule:

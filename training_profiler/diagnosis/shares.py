@@ -20,6 +20,7 @@ from training_profiler.base.sections import (
     SAMPLING,
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
+    WITHIN,
 )
 from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.compute_fixes import (
@@ -145,14 +146,18 @@ class RunShare(RunRule):
         if section is None or not section.count or not has_enough_steps(snapshot):
             return None
         section = section if self.without is None else self.without(snapshot, section)
-        cost = cost_of_run(snapshot, threshold, section.total_s)
+        parts = (
+            each for name, each in snapshot.sections.items() if f"{name}{WITHIN}".startswith(f"{self.section}{WITHIN}")
+        )
+        within_s = min(section.total_s, sum(each.training_s for each in parts))
+        cost = cost_of_run(snapshot, threshold, section.total_s, within_s=within_s)
         if section.count < max(1, self.least_count):
             return None
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         avg = time_text(section.avg_s or 0.0)
         how_often = f"once, {avg}" if section.count == 1 else f"{section.count} times, {avg} on average"
         return replace(cost, saving_s=section.total_s * self.saved(snapshot, section.count)).finding(
-            f"{cost.share:.1%} of the run is spent {activity} ({self.section}: {how_often})",
+            f"{cost.share:.1%} of the {cost.of} is spent {activity} ({self.section}: {how_often})",
             _fix_for(snapshot, self.fix),
             seconds=section.total_s,
             count=section.count,
@@ -195,8 +200,9 @@ def _less_validation(snapshot: Snapshot) -> Fix:
     whole, waits = snapshot.sections[VALIDATION_EPOCH], snapshot.sections.get(f"{VALIDATION_EPOCH}/{DATA_LOADING}")
     if waits is not None and waits.total_s >= MOST_OF_IT * whole.total_s:
         waiting = f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
-        free = free_cpus(snapshot)
-        workers = "Prepare" if free is not None and free < FREE_CPUS else "Raise num_workers of its loader, prepare"
+        free, loaders = free_cpus(snapshot), [each for each in snapshot.loaders if each.phase == "val"]
+        which = f"loader {max(loaders, key=lambda each: each.wait_s).name}" if len(loaders) > 1 else "its loader"
+        workers = "Prepare" if free is not None and free < FREE_CPUS else f"Raise num_workers of {which}, prepare"
         text = f"{workers} its batches once, or validate less often: it mostly waits for them ({waiting})"
         return Fix(text, (Change.LESS_VALIDATION,))
     if whole.count == 1:

@@ -44,7 +44,7 @@ OF_A_DATA_SET: Final = ("__getitem__", "__getitems__", "__call__")  # methods th
 THREADS_FROM: Final = 1.5  # of a worker
 THREADS_BUSY_FROM: Final = 0.7  # where passes are short, workers are idle at their begin and end
 SAVED_OF_THREADS: Final = 0.2  # of the waiting, by one thread a worker; measured with eight on one CPU each
-ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn"
+ONE_THREAD_EACH: Final = "torch.set_num_threads(1), cv2.setNumThreads(1) in worker_init_fn, OPENBLAS_NUM_THREADS=1"
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = Fix(
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "

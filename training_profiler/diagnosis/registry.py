@@ -221,11 +221,6 @@ class Cost:
         """How long it takes in each step."""
         return ms_text(self.seconds / self.steps)
 
-    @property
-    def of(self) -> str:
-        """What it is a share of, if that is not the steps."""
-        return "run" if self.share_of == "share_of_run" else "training time"
-
     def finding(self, message: str, fix: str, **evidence: float | int | str) -> Finding | None:
         """Return the finding, with the share and its threshold before other evidence; None if it is too small."""
         shares = {self.share_of: self.share, "threshold": self.threshold}

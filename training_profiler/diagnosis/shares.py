@@ -155,9 +155,10 @@ class RunShare(RunRule):
             return None
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         avg = time_text(section.avg_s or 0.0)
+        of = "run" if cost.share_of == "share_of_run" else "training time"
         how_often = f"once, {avg}" if section.count == 1 else f"{section.count} times, {avg} on average"
         return replace(cost, saving_s=section.total_s * self.saved(snapshot, section.count)).finding(
-            f"{cost.share:.1%} of the {cost.of} is spent {activity} ({self.section}: {how_often})",
+            f"{cost.share:.1%} of the {of} is spent {activity} ({self.section}: {how_often})",
             _fix_for(snapshot, self.fix),
             seconds=section.total_s,
             count=section.count,

@@ -282,10 +282,7 @@ def _parts(snapshot: Snapshot, others_s: float) -> list[tuple[str, float]]:
 
 
 def _part_of_loop(snapshot: Snapshot) -> float:
-    """Return the part of rollouts, beside the policy, in lines of the loop that trains: a call of it serves all, too.
-
-    What such a loop calls may be the environment.
-    """
+    """Return the part of rollouts, beside the policy, in the loop that trains: what it calls may be an environment."""
     lines = snapshot.lines_of_steps(ROLLOUT)
     loops = {(line.file, line.function) for line in snapshot.lines_of_steps(BACKWARD_PASS)}
     of_loop = [line for line in lines if line.function == "<module>" or (line.file, line.function) in loops]

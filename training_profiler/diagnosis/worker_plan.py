@@ -272,7 +272,8 @@ def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] 
     step, waiting_s = snapshot.step, snapshot.total_of_step_s(DATA_LOADING)
     if step is None or waiting_s is None or not step.settled_count or not snapshot.steps or not loader.batches:
         return None
-    batches, settled = sum(each.batches for each in _beside(snapshot, loader)), step.settled_count / snapshot.steps
+    batches = sum(each.batches for each in snapshot.loaders if each.phase == loader.phase)
+    settled = step.settled_count / snapshot.steps
     others = 1 - part_of_waiting(snapshot, loader) * batches / loader.batches
     now_s, using_s = ((step.settled_s - part * waiting_s) / (settled * batches) for part in (others, 1.0))
     return now_s, using_s
@@ -280,13 +281,8 @@ def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] 
 
 def part_of_waiting(snapshot: Snapshot, loader: LoaderStats) -> float:
     """Return the loader's part of the waiting for all loaders of its phase."""
-    beside = _beside(snapshot, loader)
-    waited_s = sum(each.wait_s for each in beside)
-    return 1.0 if len(beside) == 1 or not waited_s else loader.wait_s / waited_s
-
-
-def _beside(snapshot: Snapshot, loader: LoaderStats) -> list[LoaderStats]:
-    return [each for each in snapshot.loaders if each.phase == loader.phase]
+    waited_s = sum(each.wait_s for each in snapshot.loaders if each.phase == loader.phase)
+    return loader.wait_s / waited_s if waited_s else 1.0
 
 
 def _count(workers: float) -> int:

@@ -235,3 +235,11 @@ def test_one_of_two_loaders_gets_the_workers_that_the_cpus_allow() -> None:
         (action,) = finding.actions
         assert action.text == "DataLoader(..., num_workers=2, persistent_workers=True) for loader extra"
     assert 2.5 < action.part * found["loader-slow"].potential_saving_s < 4.0
+
+
+def test_a_remedy_that_saves_more_than_workers_has_its_own_saving() -> None:
+    """Two CPUs save two thirds of the waiting, and tensors that are made once nearly all that pandas takes of it."""
+    run = replace(TWO_CPUS, lines=made_by("pandas", part=1.0))
+    first, remedy, *_ = waiting(run).actions
+    assert (first.text[:10], remedy.text[:12]) == ("DataLoader", "make tensors")
+    assert remedy.part > 1.2 * first.part

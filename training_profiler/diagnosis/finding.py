@@ -181,6 +181,10 @@ class Action(NamedTuple):
         """What stands before its saving: "up to " where a part of the time of these lines may stay."""
         return "up to " if self.changes and UP_TO.issuperset(self.changes) else ""
 
+    def of_loader(self, name: str) -> "Action":
+        """Return the action with the name of one of several loaders, which it is for."""
+        return self._replace(text=f"{self.text} for loader {name}")
+
 
 def action_of(fix: str, changes: tuple[Change, ...], part: float = 1.0) -> Action:
     """Return the first clause of a fix."""

@@ -209,12 +209,7 @@ def actions_for(snapshot: Snapshot, loader: LoaderStats) -> tuple[Action, ...]:
         return ()
     whole = waiting_saved(snapshot)
     actions = _actions(snapshot, loader, _plan(snapshot, loader))
-    return tuple(named(action._replace(part=min(1.0, whole * action.part)), loader.name) for action in actions)
-
-
-def named(action: Action, loader: str) -> Action:
-    """Return the action with the loader that it is about."""
-    return action._replace(text=f"{action.text} for loader {loader}")
+    return tuple(action._replace(part=min(1.0, whole * action.part)).of_loader(loader.name) for action in actions)
 
 
 def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -> Iterator[Action]:
@@ -239,8 +234,8 @@ def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -
         changes = tuple(change for change in Change if any(each.startswith(f"{change.label}=") for each in arguments))
         text = f"DataLoader(..., {', '.join(arguments)})"
         yield Action(text, changes, min(1.0, _saved_by_workers(snapshot) / whole))
-    if not now and (remedy := _remedy(snapshot) or _made_once(snapshot)) is not None:
-        yield remedy._replace(part=min(1.0, remedy.part / whole))
+    if remedy := _remedy(snapshot) or _made_once(snapshot):
+        yield remedy._replace(part=remedy.part / whole)
     line = next(_lines_of_making(snapshot), None)
     if plan is None:
         if wanted is None:
@@ -293,9 +288,10 @@ def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:
 
 
 def waiting_saved(snapshot: Snapshot) -> float:
-    """Return the part of the waiting that more workers, or doing without the line that takes longest, can save."""
-    line = _hottest_of_making(snapshot)
-    return max(_saved_by_workers(snapshot), 0.0 if line is None else _part_of_waiting(snapshot, line))
+    """Return the part of the waiting that workers, a remedy, or doing without the line that takes longest can save."""
+    line, remedy = _hottest_of_making(snapshot), _remedy(snapshot) or _made_once(snapshot)
+    parts = 0.0 if line is None else _part_of_waiting(snapshot, line), 0.0 if remedy is None else remedy.part
+    return max(_saved_by_workers(snapshot), *parts)
 
 
 def _saved_by_workers(snapshot: Snapshot) -> float:

@@ -34,7 +34,6 @@ from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import (
     LOADING_TRIALS,
     free_cpus,
-    named,
     plan_of_workers,
     slowest_loader,
     transfer_fix,
@@ -276,7 +275,7 @@ def _with_source(finding: Finding, findings: Sequence[Finding], snapshot: Snapsh
             saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * 0.5
         loader, actions = slowest_loader(snapshot), cause.actions
         if loader is not None and loader.name == cause.evidence.get("loader"):
-            actions = tuple(named(action, loader.name) for action in finding.actions)
+            actions = tuple(action.of_loader(loader.name) for action in finding.actions)
         fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, actions)
         return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding

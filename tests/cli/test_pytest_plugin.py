@@ -14,9 +14,9 @@ from training_profiler.trials.report import render_change
 from training_profiler.trials.results import (
     FAILED,
     IDENTICAL,
-    NO_VERDICT,
     NOT_SHOWN,
     SLOWER,
+    UNDECIDED,
     LossComparison,
     Results,
     Row,
@@ -90,7 +90,7 @@ def test_a_slower_or_broken_training_fails_with_verdict_interval_and_losses(outc
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (replace(ROW, verdict=NO_VERDICT, effect=effect(0.0)), "UNDECIDED"),
+        (replace(ROW, verdict=UNDECIDED, effect=effect(0.0)), "UNDECIDED"),
         (replace(ROW, effect=effect(0.0, 0.05)), "less than 3% slower"),
         (replace(ROW, verdict=SLOWER, effect=effect(0.025)), "less than 3% slower"),
     ],

@@ -57,7 +57,7 @@ ROW = {"name": "changed", "verdict": "faster", "reason": "", "step_s": 0.03, "lo
 ROW |= {"memory_bytes": 1, "break_even_steps": 0, "effect": {"relative": -0.25}, "is_ceiling": False}
 
 
-@pytest.mark.parametrize(("verdict", "next_step"), [("faster", KEEP), ("slower", DROP), ("UNDECIDED", OPEN)])
+@pytest.mark.parametrize(("verdict", "next_step"), [("faster", KEEP), ("slower", DROP), ("undecided", OPEN)])
 def test_only_a_proven_patch_is_to_be_kept(served, monkeypatch, verdict, next_step):
     patches = []
 

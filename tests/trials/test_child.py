@@ -53,6 +53,27 @@ def test_a_rare_long_step_counts_as_three_typical_ones_beside_the_mean(clock):
     assert [(message["step_s"], message["typical_s"]) for message in session.messages] == [(None, None), (7.0, 1.6)]
 
 
+@pytest.mark.parametrize(
+    ("ran_s", "waited_s", "children", "alone_s"),
+    [
+        (5, (1, 4), [], (4.0, 4.0)),  # the second of the steps was off its CPU for 6 s, of which it waited for 3
+        (5, (1, 11), [], (2.5, 2.5)),  # clocks differ: never less than what it ran
+        (6, (1, 4), [], None),  # another thread ran
+        (5, (1, 4), ["a worker"], None),
+        (5, (None, None), [], None),
+    ],
+)
+def test_what_a_step_takes_alone_is_known_of_a_single_thread(clock, ran_s, waited_s, children, alone_s):
+    ran = iter([0, 0, 1 * NS_PER_S, 3 * NS_PER_S, 6 * NS_PER_S])
+    waits = [each and each * NS_PER_S for each in waited_s]
+    readings = iter([(0, None), (0, None), (0, waits[0]), (ran_s * NS_PER_S, waits[1])])
+    others = SimpleNamespace(stop=lambda: True, resume=lambda: None, known=children)
+    session, clocks = FakeSession(clock, [3, 2]), {"thread_clock": ran.__next__, "read_cpu": readings.__next__}
+    runner = BlockRunner(ChildPlan("", "", [], 1), torch, lambda: session, clock, others, **clocks)
+    run_steps(runner, clock, [1, 1, 2, 9])
+    assert session.messages[-1]["alone_s"] == alone_s
+
+
 def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the_next(clock):
     done = []
 
@@ -65,7 +86,9 @@ def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the
             done.append("waits")
             return super().next_block()
 
-    children = SimpleNamespace(stop=lambda: done.append("stops") or True, resume=lambda: done.append("resumes"))
+    children = SimpleNamespace(
+        stop=lambda: done.append("stops") or True, resume=lambda: done.append("resumes"), known=[]
+    )
     session = Noting(clock, [2, 2])
     runner = BlockRunner(ChildPlan("", "", [], 2), torch, lambda: session, clock, children)
     run_steps(runner, clock, [1, 1, 1])

@@ -18,7 +18,7 @@ from training_profiler.trials.launcher import Program
 from training_profiler.trials.own_change import ChangeSession
 from training_profiler.trials.process import EndedError, TrialError, UnderWay
 from training_profiler.trials.report import change_verdict, render_change
-from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_SHOWN, SLOWER, UNDECIDED
+from training_profiler.trials.results import FAILED, FASTER, NOT_SHOWN, SLOWER, UNDECIDED
 from training_profiler.trials.statistics import CpuUse
 from training_profiler.trials.variants import AS_IT_IS, Variant
 
@@ -68,7 +68,7 @@ CASES = {
     "twice the batch in less than twice the time": ({"step_s": 0.06, "samples": 64}, {}, FASTER),
     "a crash": ({"fails_at": 3, "error": TrialError("out of memory")}, {}, FAILED),
     "an end of its own": ({"fails_at": 15, "error": EndedError("it came to its end")}, {}, NOT_SHOWN),
-    "a base that differs from itself": ({}, [{}, {"step_s": 0.06}, {}], NO_VERDICT),
+    "a base that differs from itself": ({}, [{}, {"step_s": 0.06}, {}], UNDECIDED),
     "a CPU that others had": ({"step_s": 0.05, "cpu": BUSY}, {"cpu": CpuUse(1.0, 0.5, 0.9, 0.1)}, UNDECIDED),
     "losses that rounding moves": ({"losses": (1 + 2e-7).hex()}, {}, NOT_SHOWN),
 }
@@ -99,10 +99,22 @@ def test_a_program_that_fails_without_the_change_is_refused(found):
         found({}, budget_s=10.0)
 
 
-def test_a_wide_interval_decides_nothing(found):
-    (row,) = found({}).rows
-    wide = replace(row, effect=replace(row.effect, relative=-0.05, low=-0.3, high=0.2))
-    assert change_verdict(wide) == "UNDECIDED: -5.0% (-30.0 .. +20.0) a step; the interval is too wide"
+def test_a_wide_interval_decides_nothing(found, monkeypatch):
+    monkeypatch.setitem(globals(), "noise", lambda number, blocks: 1.5 + sin(99 * number + 7 * blocks))
+    (row,) = found({}, budget_s=30.0).rows
+    assert row.verdict == UNDECIDED
+    assert change_verdict(row).endswith(" a step; the interval is too wide")
+
+
+@pytest.mark.parametrize("alone", [0.03, None])
+def test_waiting_for_cpus_that_others_had_is_left_out_where_all_trainings_say_how_long_it_was(found, alone):
+    waits = {"cpu": CpuUse(1.0, 0.5, 1.5, 0.5), "alone_s": (0.02, 0.02)}
+    results = found({**waits, "alone_s": alone and (alone, alone)}, waits)
+    (row,) = results.rows
+    assert row.effect.relative == pytest.approx(0.5 if alone else 0.0, abs=0.01)
+    assert results.unchanged_step_s == pytest.approx(0.02 if alone else 0.04, abs=0.001)
+    left_out = "others took CPUs: the 50% of the time in which the training waited for one are left out"
+    assert (left_out in results.notes) == (alone is not None)
 
 
 def test_a_session_goes_on_where_it_was_interrupted(tmp_path):

@@ -95,12 +95,11 @@ class ServedPrograms:
             words = ["try", "--json", "--budget", f"{seconds:g}s", "--patch", str(path), *self._words(program)]
             data = await self._json(words, seconds, progress)
         (row,) = data["rows"]
-        is_open = data["statement"].startswith("UNDECIDED")
         return {
             "statement": data["statement"],
             **{name: row[name] for name in _OF_TRIAL if name not in ("name", "where")},
             "notes": data["notes"],
-            "next_step": KEEP if row["verdict"] == "faster" else OPEN if is_open else DROP,
+            "next_step": {"faster": KEEP, "undecided": OPEN}.get(row["verdict"], DROP),
         }
 
     def _words(self, program: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from math import expm1, log1p, sqrt
 from typing import Final, NamedTuple
 
 from training_profiler.model.snapshot import OTHER, PROFILER, Snapshot
-from training_profiler.trials.results import FAILED, NO_VERDICT, UNDECIDED, Row
+from training_profiler.trials.results import FAILED, TOO_WIDE, UNDECIDED, Row
 from training_profiler.trials.statistics import Effect
 
 SLOW, FAST, UNCLEAR, BROKEN = "slow", "as fast as the good one", "undecided", "does not run"
@@ -75,7 +75,7 @@ class Bisection:
     def _state(self, row: Row) -> str:
         if row.verdict == FAILED:
             return BROKEN
-        if row.effect is None or row.verdict in (NO_VERDICT, UNDECIDED):
+        if row.effect is None or (row.verdict == UNDECIDED and row.reason != TOO_WIDE):
             return UNCLEAR
         if self.whole is None or self.whole.effect is None:  # this is the bad one
             return SLOW if row.effect.differs and row.effect.relative > 0 else FAST

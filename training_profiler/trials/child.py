@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from statistics import mean, median
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -35,12 +36,15 @@ from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.sampling.compilations import Compilations
+from training_profiler.sampling.run_queue import ran_and_waited_ns
 from training_profiler.trials.treatment import around
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
 LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
 DRAIN_EVERY: Final = 64  # steps
 LONG: Final = 3  # times as long as the median step of a block
+FEW_OTHERS: Final = 0.05  # of a thread's CPU time, of all others in its process: they did not make it wait for a CPU
+THREAD: Final = Path("/proc/thread-self")
 FAILED_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -92,26 +96,26 @@ class OwnChildren:
     """The processes that this process has started, and those that they have started."""
 
     def __init__(self) -> None:
-        self._known: list[psutil.Process] = []
+        self.known: list[psutil.Process] = []
 
     def stop(self) -> bool:
         """Stop all of them; return whether they are known, so that ``resume`` lets them go on.
 
         The session stops them as well, but only once it has received the block: workers would make batches meanwhile.
         """
-        send_signal(signal.SIGSTOP, self._known)  # looking for them takes a while
+        send_signal(signal.SIGSTOP, self.known)  # looking for them takes a while
         try:
-            self._known = psutil.Process().children(recursive=True)
+            self.known = psutil.Process().children(recursive=True)
         except (psutil.Error, OSError):
             return False
-        send_signal(signal.SIGSTOP, self._known)
+        send_signal(signal.SIGSTOP, self.known)
         return True
 
     def resume(self) -> None:
         """Let them go on, those too that were started before the session stopped this process."""
         with suppress(psutil.Error, OSError):  # looking for them takes a while, in which none of them runs
-            self._known = psutil.Process().children(recursive=True)
-        send_signal(signal.SIGCONT, self._known)
+            self.known = psutil.Process().children(recursive=True)
+        send_signal(signal.SIGCONT, self.known)
 
 
 def send_signal(number: int, processes: Iterable[psutil.Process]) -> None:
@@ -119,6 +123,12 @@ def send_signal(number: int, processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.Error, OSError):  # it has ended
             process.send_signal(number)
+
+
+def read_cpu() -> tuple[int, int | None]:
+    """Return the CPU time of this process, and how long this thread has waited for a CPU; None if unknown."""
+    figures = ran_and_waited_ns(THREAD)
+    return process_time_ns(), None if figures is None else figures[1]
 
 
 @dataclass
@@ -131,12 +141,16 @@ class BlockRunner:
     clock: Callable[[], int] = perf_counter_ns
     children: Any = field(default_factory=OwnChildren)  # that the training has started, such as a loader's workers
     compilations: Compilations = field(default_factory=Compilations)
+    thread_clock: Callable[[], int] = thread_time_ns
+    read_cpu: Callable[[], tuple[int, int | None]] = read_cpu
 
     def __post_init__(self) -> None:
         self._session: Any = None
         self._left = self.plan.warmup
         self._block = 0  # steps of the block under way; 0 in the warm-up
-        self._ends_ns = [self.clock()]  # of what is measured: the first step of a block, and those after it
+        # Ends of what is measured, the first step of a block and those after it; CPU time of the thread there.
+        self._ends_ns, self._ran_ns = [self.clock()], [self.thread_clock()]
+        self._cpu = [self.read_cpu()]
         self._losses: list[list[Any]] = [[]]  # of each step, as tensors
         self._samples = [0]  # of each step
         self._prints: list[int] = []  # of the first samples
@@ -161,21 +175,27 @@ class BlockRunner:
         is_first = bool(self._block) and self._left == self._block - 1
         if is_first or self._left <= 0:
             self._wait_for_devices()
+            self._cpu = [self._cpu[-1], self.read_cpu()]
         self._ends_ns.append(self.clock())
+        self._ran_ns.append(self.thread_clock())
         if is_first:
-            del self._ends_ns[:-1]  # the first step of a block refills the caches
+            del self._ends_ns[:-1], self._ran_ns[:-1]  # the first step of a block refills the caches
         if self._left > 0:
             return
         elapsed_ns = self._ends_ns[-1] - self._ends_ns[0]
         holds = self.children.stop()
         if self._session is None:
             self._session = self.connect()
+        steps_ns = [after - before for before, after in pairwise(self._ends_ns)]
+        step_s, typical_s = self._times_s(steps_ns) if self._block else (None, None)
+        alone_ns = self._alone_ns(steps_ns) if self._block else None
         distributed = self.torch.distributed
         is_distributed = distributed.is_available() and distributed.is_initialized()
         self._session.send(
             event="block",
-            step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
-            typical_s=self._typical_s() if self._block else None,
+            step_s=step_s,
+            typical_s=typical_s,
+            alone_s=alone_ns and self._times_s(alone_ns),
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
             losses=[[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]],
             samples=median(self._samples[:-1]),
@@ -191,14 +211,29 @@ class BlockRunner:
         self._block = self._left = max(2, self._session.next_block())
         self.children.resume()
 
-    def _typical_s(self) -> float:
-        """Return the mean time of a step in which a rare, long one, as with a checkpoint, counts as three typical ones.
+    def _times_s(self, steps_ns: Sequence[float]) -> tuple[float, float]:
+        """Return the mean time of a step, and one in which a rare, long one, as with a checkpoint, counts as three.
 
         Where a device works, most steps may only queue their work: a step that waits for it is as typical.
         """
-        steps_ns = [after - before for before, after in pairwise(self._ends_ns)]
         most_ns = inf if any(True for _ in self._devices()) else LONG * median(steps_ns)
-        return mean(min(each, most_ns) for each in steps_ns) / NS_PER_S
+        return mean(steps_ns) / NS_PER_S, mean(min(each, most_ns) for each in steps_ns) / NS_PER_S
+
+    def _alone_ns(self, steps_ns: Sequence[int]) -> list[float] | None:
+        """Return the steps without the time in which their thread waited for a CPU that other programs had.
+
+        None where that is unknown: the program's own threads or processes may have had it, or a device went on.
+        """
+        ran_ns = [after - before for before, after in pairwise(self._ran_ns)]
+        (before_ns, waited_before), (after_ns, waited) = self._cpu
+        others_ns = after_ns - before_ns - sum(ran_ns)
+        if waited is None or waited_before is None or others_ns > FEW_OTHERS * sum(ran_ns) or self.children.known:
+            return None
+        if any(True for _ in self._devices()):
+            return None
+        off_ns = [max(0, step - ran) for step, ran in zip(steps_ns, ran_ns, strict=True)]
+        part = min(1.0, (waited - waited_before) / max(1, sum(off_ns)))
+        return [step - part * off for step, off in zip(steps_ns, off_ns, strict=True)]
 
     def _compiled(self) -> tuple[float, int]:
         """Return the seconds that torch.compile took until now, and how often it compiled the same code again."""

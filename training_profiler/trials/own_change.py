@@ -15,11 +15,10 @@ from training_profiler.trials.process import Interleaved, Outcome, TrialError, U
 from training_profiler.trials.results import (
     FAILED,
     FASTER,
-    NO_VERDICT,
-    NOISY,
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    TOO_WIDE,
     UNDECIDED,
     Results,
     Row,
@@ -31,9 +30,13 @@ from training_profiler.trials.variants import Variant
 CHANGED: Final = "changed"  # the training with the change
 MOST_ROUNDS: Final = 600
 PARTS: Final = 2  # with fresh processes each: one may be slower than another for all its life
+LARGE: Final = 0.1  # of a step: where the interval is wider, nothing is decided
 FEWEST_ROUNDS, LOOK_EVERY = 20, 10  # before a part may end, and between two looks at its intervals
 MOST_OF_STARTS: Final = 0.15  # of the time, for the starts of one part; else there is only one
 OF_ALL: Final = "the difference is that of all steps together, with rare, long ones such as those with a checkpoint"
+LEFT_OUT: Final = "others took CPUs: the {:.0%} of the time in which the training waited for one are left out"
+LEAST_LEFT_OUT: Final = 0.05  # that is said
+NOISY: Final = "the training differs from itself; try again while the machine does less"
 NO_SEED: Final = "the program sets no seed: all trainings began with the same random numbers"
 
 
@@ -121,19 +124,23 @@ class ChangeSession:
         control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.differs
         claim = None if row.effect is None or control.effect is None else row.effect.claim(control.effect)
+        effect, why = claim or row.effect, why_undecided(cores, changed.cpu, unchanged.cpu)
         if row.verdict in (FAILED, NOT_TRIED):
             row = replace(row, verdict=FAILED)
+        elif effect is None:
+            row = replace(row, verdict=UNDECIDED, reason="the session ended before both had run")
         elif is_noisy:
-            row = replace(row, verdict=NO_VERDICT)
-        elif claim is not None and claim.relative < 0:
-            row = replace(row, verdict=FASTER)
-        elif (why := why_undecided(cores, changed.cpu, unchanged.cpu)) is not None:
-            row = replace(row, verdict=UNDECIDED, reason=why)
+            row = replace(row, verdict=UNDECIDED, reason=NOISY)
+        elif claim is not None and (claim.relative < 0 or why is None):
+            row = replace(row, verdict=FASTER if claim.relative < 0 else SLOWER)
+        elif why is not None or max(-effect.low, effect.high) > LARGE:
+            row = replace(row, verdict=UNDECIDED, reason=why or TOO_WIDE)
         else:
-            row = replace(row, verdict=NOT_SHOWN if claim is None else SLOWER)
-        effect = claim or row.effect
-        of_typical = [f"{OF_ALL}; a typical step: {row.effect}"] * (effect is not row.effect)
-        notes = of_typical + [NOISY] * is_noisy + [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
+            row = replace(row, verdict=NOT_SHOWN)
+        notes = [f"{OF_ALL}; a typical step: {row.effect}"] * (effect is not row.effect)
+        waited = unchanged.cpu.waited_s / max(unchanged.cpu.wall_s, 1e-9)
+        notes += [LEFT_OUT.format(waited)] * (2 * wave.alone > wave.done and waited >= LEAST_LEFT_OUT)
+        notes += [NO_SEED] * (unchanged.seed == SEED) + data_notes(changed, unchanged)
         if wave.has_ended and wave.block_s[CHANGED][-1] is None and wave.block_s[UNCHANGED][-1] is not None:
             notes.append(f"with the change, the training ended by itself after {len(changed.losses)} steps")
         return Results(

@@ -82,6 +82,7 @@ class Block:
     memory_bytes: int = 0  # the most until now; 0 is unknown
     compiled: tuple[float, int] = (0.0, 0)  # seconds until now, and how often the same code was compiled again
     typical_s: float | None = None  # as ``step_s``, with less weight of rare, long steps
+    alone_s: tuple[float, float] | None = None  # both without the waiting for CPUs that others had; None if unknown
 
 
 @dataclass
@@ -124,8 +125,9 @@ class _Ranks:
         names = "samples", "prints", "memory_bytes", "compiled"
         samples, prints, memory, compiled = ([each[name] for each in messages] for name in names)
         seconds, again = map(max, zip(*compiled, strict=True))
+        alone = messages[0].get("alone_s") if len(messages) == 1 else None
         of_first = messages[0]["seed"], CpuUse(), sum(samples), tuple(chain(*prints)), max(memory)
-        return Block(step_s, warmup_s, of_all, *of_first, (seconds, again), typical_s)
+        return Block(step_s, warmup_s, of_all, *of_first, (seconds, again), typical_s, alone)
 
 
 class TrialProcess:
@@ -443,13 +445,15 @@ class Interleaved:
         steps = self._schedule.block_steps
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
-        ran = [(name, block, self._per[name]) for name, block in blocks.items() if block and block.step_s]
-        all_steps_s = {name: (block.step_s or 0.0) / per for name, block, per in ran}
-        if self.is_own:
-            typical_s = {name: (block.typical_s or block.step_s or 0.0) / per for name, block, per in ran}
-            self._wave.add_round(typical_s, all_steps_s)
-        else:
-            self._wave.add_round(all_steps_s)
+        ran = {name: (block.step_s, block) for name, block in blocks.items() if block and block.step_s}
+        is_alone = all(block.alone_s for _, block in ran.values())
+        times = {
+            name: block.alone_s if is_alone and block.alone_s else (step_s, block.typical_s or step_s)
+            for name, (step_s, block) in ran.items()
+        }
+        all_steps_s, typical_s = ({name: each[at] / self._per[name] for name, each in times.items()} for at in (0, 1))
+        self._wave.alone += is_alone
+        self._wave.add_round(*((typical_s, all_steps_s) if self.is_own else (all_steps_s,)))
         self._add(blocks)
         self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:

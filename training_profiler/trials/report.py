@@ -163,7 +163,6 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
 
 
 CHANGE_HEADERS: Final = ("", "step", "gain (95% interval)", "losses", "memory")
-LARGE: Final = 0.1  # of a step: where the interval is wider, nothing is decided
 
 
 def render_change(results: Results, name: str, base: str, layout: Layout) -> str:
@@ -213,17 +212,12 @@ def change_verdict(row: Row, unit: str = "step") -> str:
     effect = row.effect
     if row.verdict == FAILED:
         return f"FAILED with the change: {row.reason}"
-    if effect is None:
-        return "UNDECIDED: the session ended before both had run"
+    if effect is None or row.verdict == UNDECIDED:
+        return f"UNDECIDED: {'' if effect is None else f'{effect} a {unit}; '}{row.reason}"
     low, high = sorted((abs(effect.low), abs(effect.high)))
     if row.verdict in (FASTER, SLOWER):
         less = "less" if row.verdict == FASTER else "more"
         return f"{row.verdict.upper()}: a {unit} takes {abs(effect.relative):.1%} {less} ({low:.1%} to {high:.1%})"
-    if row.verdict == UNDECIDED:
-        return f"UNDECIDED: {effect} a {unit}; {row.reason}"
-    if row.verdict == NO_VERDICT or high > LARGE:
-        why = "the training differs from itself" if row.verdict == NO_VERDICT else "the interval is too wide"
-        return f"UNDECIDED: {effect} a {unit}; {why}"
     return f"NO DIFFERENCE larger than {high:.1%} of a {unit}"
 
 

@@ -32,6 +32,7 @@ UNDECIDED: Final = "undecided"
 NO_VERDICT: Final = "no verdict"
 NOT_TRIED: Final = "not tried"
 FAILED: Final = "failed"
+TOO_WIDE: Final = "the interval is too wide"
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
 
 

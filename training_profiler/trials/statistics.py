@@ -316,6 +316,7 @@ class Wave:
     shown: set[str] = field(default_factory=set)
     futile: set[str] = field(default_factory=set)
     has_ended: bool = False
+    alone: Count = 0  # rounds whose times leave out the waiting for CPUs that others had
     all_steps_s: dict[str, list[float | None]] = field(default_factory=dict)  # where ``block_s`` is of typical steps
 
     @classmethod

@@ -34,7 +34,7 @@ for step in range(20_000):
     if step % 20 == 0:
         torch.save([net.state_dict(), torch.zeros(500_000)], "checkpoint.pt")
 """
-LOOPS = 50_000
+LOOPS = 200_000
 COMMITS = 16
 GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@example.org")
 

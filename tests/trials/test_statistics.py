@@ -57,22 +57,24 @@ def test_slower_checkpoints_are_an_effect_on_all_steps_alone():
     typical, every_third = [1.0 + 0.001 * (at % 7) for at in range(60)], [0.5 * (at % 3 == 0) for at in range(60)]
     whole = [[a + factor * b for a, b in zip(typical, every_third, strict=True)] for factor in (3, 1, 1)]
     shown = effect_of(typical, typical, typical, all_steps=whole)
-    assert (shown.relative, shown.low, shown.high, shown.of_all.p_value) == (0, 0, 0, shown.total_p)
-    assert shown.of_all.relative == pytest.approx(0.285, abs=0.005)
-    assert shown.total_p > 0.9999
+    assert (shown.relative, shown.low, shown.high, shown.of_total.p_value) == (0, 0, 0, shown.total_p)
+    assert shown.claim(shown, [shown]) == shown.of_total
+    assert shown.of_total.relative == pytest.approx(0.285, abs=0.005)
     same = effect_of(typical, typical, typical, all_steps=whole[1:] + whole[1:2])
-    assert same.of_all is same
+    assert shown.total_p > 0.9999
+    assert shown.claim(shown, [shown, same]) is None
 
 
 def test_a_claim_about_one_change_needs_clear_ranks_an_interval_beyond_one_percent_and_more_than_the_control():
     control = effect(0.004, 0.5)
     for shown in (effect(0.05, 0.9999, 0.03, 0.07), effect(-0.05, 0.0001, -0.07, -0.03)):
-        assert shown.claim(control) is shown
+        assert shown.claim(control, [shown, replace(shown, p_value=0.5)]) is shown
+        assert shown.claim(control, [shown, effect(shown.relative, 0.5, -0.08, 0.08)]) is None
         against = replace(shown, total=-shown.relative, total_low=-shown.high, total_high=-shown.low, total_p=0.5)
-        assert against.claim(control) is None
+        assert against.claim(control, [shown]) is None
+        assert shown.claim(effect(0.06, 0.2), [shown]) is None
     for other in (effect(0.05, 0.999, 0.03, 0.07), effect(0.05, 0.9999, 0.005, 0.1), effect(0.015, 1.0, 0.012, 0.018)):
-        assert other.claim(control) is None
-    assert effect(0.05, 0.9999, 0.03, 0.07).claim(effect(-0.06, 0.2)) is None
+        assert other.claim(control, [other]) is None
 
 
 def test_a_gain_is_named_the_less_easily_the_more_changes_there_are_and_beyond_noise_and_control():

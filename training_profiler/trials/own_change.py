@@ -123,7 +123,9 @@ class ChangeSession:
         row = row_of(Row(CHANGED, "", f"with {self.changed.name}", NOT_SHOWN), under_way, CHANGED)
         control = row_of(Row(AGAIN, "", f"{self.launcher.base.name}, again", NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.differs
-        claim = None if row.effect is None or control.effect is None else row.effect.claim(control.effect)
+        halves = (wave.effects(rounds).get(CHANGED) for rounds in (slice(wave.done // 2), slice(wave.done // 2, None)))
+        parts = [each for each in halves if each is not None]
+        claim = row.effect.claim(control.effect, parts) if row.effect and control.effect and parts else None
         effect, why = claim or row.effect, why_undecided(cores, changed.cpu, unchanged.cpu)
         if row.verdict in (FAILED, NOT_TRIED):
             row = replace(row, verdict=FAILED)

@@ -176,21 +176,29 @@ class Effect:
         return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
 
     @property
-    def of_all(self) -> "Effect":
-        """The effect on all steps where it is not that on a typical one: a change may make checkpoints slower."""
-        if self.total is None or self.total_low <= self.relative <= self.total_high:
-            return self
-        return replace(self, relative=self.total, low=self.total_low, high=self.total_high, p_value=self.total_p)
+    def of_total(self) -> "Effect":
+        """The effect on all steps together."""
+        total = self.relative if self.total is None else self.total
+        return replace(self, relative=total, low=self.total_low, high=self.total_high, p_value=self.total_p)
 
-    def claim(self, control: "Effect") -> "Effect | None":
+    def claim(self, control: "Effect", parts: Iterable["Effect"]) -> "Effect | None":
         """Return the effect for which a session about one change may call it faster or slower; None without one.
 
-        Long steps without the change of a typical one make that smaller in all, but must not turn it round.
+        That is the one on all steps where it differs from a typical one's, as a change may make checkpoints slower.
+        Long steps without the change of a typical one make that smaller in all, but must not turn it round. Each of the
+        ``parts`` of the session has to show it, as processes of the same program may differ for all their lives.
         """
-        whole = self.of_all
-        is_turned = whole.low > 0 > self.relative or whole.high < 0 < self.relative
-        allowed = [each for each in (whole, self) if each._is_shown(control)]
-        return None if not allowed or (is_turned and allowed[0] is self) else allowed[0]
+        typical, whole = [self, *parts], [each.of_total for each in (self, *parts)]
+        if self.total is None or self.total_low <= self.relative <= self.total_high:
+            whole = typical
+        elif whole[0].low > 0 > self.relative or whole[0].high < 0 < self.relative:
+            typical = whole
+        for first, *others in (whole, typical):
+            if first._is_shown(control) and all(each.low > 0 for each in others) | all(
+                each.high < 0 for each in others
+            ):
+                return first
+        return None
 
     def _is_shown(self, control: "Effect") -> bool:
         is_large = abs(self.relative) >= LEAST_SHOWN and max(self.low, -self.high) >= LEAST_BEYOND
@@ -377,13 +385,13 @@ class Wave:
         self.shown -= self.dropped
         self.futile |= {name for name, effect in effects.items() if effect.low > -FUTILE_BELOW} - self.shown
 
-    def effects(self) -> dict[str, Effect]:
-        """Return the effect of each change, and of the control."""
+    def effects(self, rounds: slice = slice(None)) -> dict[str, Effect]:
+        """Return the effect of each change, and of the control, in some rounds."""
         compared = {AGAIN: (AGAIN, UNCHANGED)} | {name: (name, UNCHANGED, AGAIN) for name in self.changes}
         found = {
             name: effect_of(
-                *(self.block_s[each] for each in names),
-                all_steps=[self.all_steps_s[each] for each in names if self.all_steps_s],
+                *(self.block_s[each][rounds] for each in names),
+                all_steps=[self.all_steps_s[each][rounds] for each in names if self.all_steps_s],
                 error=CONTROL_ERROR if name == AGAIN else INTERVAL_ERROR,
             )
             for name, names in compared.items()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.scripts import TIMEOUT_S, environment
 from tests.system.test_try import SLEEPING, files_in, tried
-from training_profiler.trials.results import NO_VERDICT
+from training_profiler.trials.results import UNDECIDED
 
 pytestmark = pytest.mark.programs
 
@@ -46,7 +46,7 @@ def test_a_slower_commit_ends_with_status_1_and_uncommitted_work_stays(repositor
         outcome = tried(repository, *words)
         results = json.loads(outcome.stdout)
         (row,) = results["rows"]
-        if row["verdict"] != NO_VERDICT:
+        if row["verdict"] != UNDECIDED:
             break
     assert (outcome.returncode, row["verdict"]) == (1, "slower"), results
     assert 0.3 < row["effect"]["relative"] < 1.2

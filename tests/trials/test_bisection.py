@@ -5,8 +5,7 @@ from math import expm1, log1p
 
 import pytest
 
-from tests.support.recording import snapshot_of
-from training_profiler.trials.bisection import BROKEN, FAST, SLOW, UNCLEAR, Bisection, slower_section
+from training_profiler.trials.bisection import BROKEN, FAST, SLOW, UNCLEAR, Bisection
 from training_profiler.trials.results import FAILED, NOT_SHOWN, Row
 from training_profiler.trials.statistics import Effect
 
@@ -101,11 +100,3 @@ def test_a_difference_that_the_commit_itself_does_not_show_is_not_confirmed():
     )
     found.run()
     assert (found.suspects, found.own.effect.relative) == ((), 0.0)
-
-
-def test_the_section_with_most_of_the_rise_is_named():
-    before, after = snapshot_of({"forward_pass": 0.2}), snapshot_of({"forward_pass": 0.5})
-    name, seconds = slower_section(before, after)
-    assert name == "forward_pass"
-    assert seconds > 0
-    assert slower_section(after, before) is None or slower_section(after, before)[0] != "forward_pass"

@@ -25,6 +25,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.trying import TABLE, ProgressLine, program_of, seconds, shown_name
 from training_profiler.reports.layout import Layout
 from training_profiler.settings.settings import read_settings
-from training_profiler.storage.run_folder import MASK, describe_process, masked, typed_path
+from training_profiler.storage.run_folder import MASK, describe_process, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
@@ -55,10 +56,9 @@ from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.own_change import CHANGED, ChangeSession
 from training_profiler.trials.report import change_verdict, facts_of_row, render_change, render_results, unit_of
-from training_profiler.trials.results import FAILED, SLOWER, Results, Row, as_data, load, save
+from training_profiler.trials.results import FAILED, SLOWER, Results, as_data, load, save
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import (
-    SCHEMA,
     Identity,
     Progress,
     SessionState,
@@ -164,54 +164,33 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace, fol
     """
     changed, base = _variants(arguments)
     identity = identity_of(program, describe_process(read_settings()), (changed, base))
-    progress = ProgressLine(arguments.budget)
-    with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch, ExitStack() as stack:
-        launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes, base)
-        try:
-            session = ChangeSession(launcher, changed, arguments.budget, runs, progress.show)
-            session.keep = lambda: _keep(session, identity)
+
+    def run(launcher: Launcher, progress: ProgressLine) -> Callable[[], int]:
+        session = ChangeSession(launcher, changed, arguments.budget, runs, progress.show)
+        session.keep = lambda: _keep(session, identity)
+        with ExitStack() as stack:
             if folder is not None:
                 stack.enter_context(held(folder))
                 state = _state(folder, identity)
                 session.first = FirstRun.of(read_run(folder), state.memory_bytes, state.has_ended)
                 session.folder, session.under_way = folder, state.progress.under_way
             results = session.run()
-        except KeyboardInterrupt:
-            progress.note("stopped before anything was known")
-            return INTERRUPTED
-        finally:
-            progress.clear()
-            launcher.close()
-    if results.is_interrupted and session.folder is not None:
-        go_on = f"to go on: the same command with --resume {typed_path(session.folder)}"
-        results = replace(results, notes=(*results.notes, go_on))
-    (row,) = results.rows
-    assert session.folder is not None
-    text, verdict = render_change(results, changed.name, base.name, Layout()), change_verdict(row, unit_of(results))
-    if arguments.json:
-        names = {"change": changed.name, "base": base.name, "statement": verdict, "text": text}
-        write(json.dumps({**as_data(results), **names, "run_folder": str(session.folder)}, allow_nan=False) + "\n")
-    elif arguments.markdown:
-        write(as_markdown(verdict, text, session.folder))
-    else:
-        write(render_change(results, changed.name, base.name, layout_of_stdout()))
-    if arguments.card is not None:
-        _draw(arguments.card, verdict, results, row, session.folder, (base.name, changed.name))
-    limit = arguments.fail_if_slower
-    is_slower = row.verdict == SLOWER and row.effect is not None and row.effect.relative >= (limit or 0.0)
-    if limit is not None and (is_slower or row.verdict == FAILED):
-        return SLOWER_STATUS
-    return INTERRUPTED if interruption.has_come else 0
+        assert session.folder is not None
+        if results.is_interrupted:
+            go_on = f"to go on: the same command with --resume {typed_path(session.folder)}"
+            results = replace(results, notes=(*results.notes, go_on))
+        return partial(_print, results, session.folder, arguments, (changed.name, base.name))
+
+    return _in_session(program, arguments.budget, arguments, run, base)
 
 
 def _keep(session: ChangeSession, identity: Identity) -> None:
-    first, program = session.first, session.launcher.program
-    if first is None or session.folder is None:
-        return
-    nothing, so_far = as_data(Results(program.shown, 0.0, ())), Progress([CHANGED], under_way=session.under_way)
-    of_run = masked(program.words), program.is_python, Wishes(session.budget_s), first.memory_bytes, first.has_ended
-    with suppress(OSError):  # a full disk: the session cannot go on later
-        save_state(session.folder, SessionState(SCHEMA, identity, *of_run, nothing, so_far))
+    program = session.launcher.program
+    nothing, so_far = Results(program.shown, 0.0, ()), Progress([CHANGED], under_way=session.under_way)
+    if session.first is not None and session.folder is not None:
+        with suppress(OSError):  # a full disk: the session cannot go on later
+            wishes = Wishes(session.budget_s)
+            save_state(session.folder, SessionState.of(identity, program, wishes, session.first, nothing, so_far))
 
 
 def _state(folder: Path, identity: Identity) -> SessionState:
@@ -300,43 +279,64 @@ def _session(
     wishes: Wishes,
     runs: Path,
     arguments: argparse.Namespace,
-    run: Callable[[TrialSession], Results],
+    go: Callable[[TrialSession], Results],
 ) -> int:
-    progress = ProgressLine(wishes.budget_s)
+    def run(launcher: Launcher, progress: ProgressLine) -> Callable[[], int]:
+        identity = identity_of(program, describe_process(read_settings()))
+        session = TrialSession(launcher, TABLE, wishes, runs, on_progress=progress.show, identity=identity)
+        results = go(session)
+        assert session.folder is not None
+        save(session.folder, results)
+        return partial(_print, results, session.folder, arguments)
+
+    return _in_session(program, wishes.budget_s, arguments, run)
+
+
+def _in_session(
+    program: Program,
+    budget_s: float,
+    arguments: argparse.Namespace,
+    run: Callable[[Launcher, ProgressLine], Callable[[], int]],
+    base: Variant = AS_IT_IS,
+) -> int:
+    """Run a session and what it returns, which prints its results; return the exit status."""
+    progress = ProgressLine(budget_s)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes)
+        launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes, base)
         try:
-            identity = identity_of(program, describe_process(read_settings()))
-            session = TrialSession(launcher, TABLE, wishes, runs, on_progress=progress.show, identity=identity)
-            results = run(session)
+            show = run(launcher, progress)
         except KeyboardInterrupt:
             progress.note("stopped before anything was known")
             return INTERRUPTED
         finally:
             progress.clear()
             launcher.close()
-        assert session.folder is not None
-        save(session.folder, results)
-        status = _print(results, session.folder, arguments)
+        status = show()
         return INTERRUPTED if interruption.has_come else status
 
 
-def _print(results: Results, folder: Path, arguments: argparse.Namespace) -> int:
-    best, names = results.best, " and ".join(results.best_names)
-    headline = "No change is shown to help" if best is None else f"{change_verdict(best)}, with {names}"
+def _print(results: Results, folder: Path, arguments: argparse.Namespace, own: tuple[str, str] | None = None) -> int:
+    """Print what a session has found, about ``own`` and what that is compared with if these are given."""
+    data, row = {**as_data(results), "run_folder": str(folder)}, results.rows[0] if own else results.best
+    render = partial(render_change, results, *own) if own else partial(render_results, results, typed_path(folder))
+    changed, base = own or (" and ".join(results.best_names), "unchanged")
+    headline = "No change is shown to help" if row is None else change_verdict(row, unit_of(results) if own else "step")
+    if own:
+        data |= {"change": changed, "base": base, "statement": headline, "text": render(Layout())}
+    elif row is not None:
+        headline += f", with {changed}"
     if arguments.json:
-        write(json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n")
-    elif arguments.markdown:
-        write(as_markdown(headline, render_results(results, typed_path(folder), Layout()), folder))
+        write(json.dumps(data, allow_nan=False) + "\n")
     else:
-        write(render_results(results, typed_path(folder), layout_of_stdout()))
+        write(as_markdown(headline, render(Layout()), folder) if arguments.markdown else render(layout_of_stdout()))
+    effect = None if row is None else row.effect
     if arguments.card is not None:
-        _draw(arguments.card, headline, results, best, folder, ("unchanged", names))
-    return 0
-
-
-def _draw(path: Path, headline: str, results: Results, row: Row | None, folder: Path, names: tuple[str, str]) -> None:
-    """Write the card of a row against the unchanged training."""
-    relative, facts = (0.0, []) if row is None or row.effect is None else (row.effect.relative, facts_of_row(row))
-    before_s = None if row is None or row.effect is None else results.unchanged_step_s
-    write_card(path, headline, (names[0], before_s), (names[1], relative), [f"on {results.program}", *facts], folder)
+        facts = [] if row is None or effect is None else facts_of_row(row)
+        before, after = (
+            (base, results.unchanged_step_s if effect else None),
+            (changed, effect.relative if effect else 0.0),
+        )
+        write_card(arguments.card, headline, before, after, [f"on {results.program}", *facts], folder)
+    limit = arguments.fail_if_slower
+    is_slower = row is not None and row.verdict == SLOWER and effect is not None and effect.relative >= (limit or 0.0)
+    return SLOWER_STATUS if limit is not None and row and (is_slower or row.verdict == FAILED) else 0

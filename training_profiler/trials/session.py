@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.first_run import (
@@ -34,11 +33,10 @@ from training_profiler.trials.results import (
     UNDECIDED,
     Results,
     Row,
-    as_data,
     best_of_each,
     from_data,
 )
-from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
+from training_profiler.trials.state import Identity, Progress, SessionState, Wishes, held, save_state
 from training_profiler.trials.statistics import (
     AGAIN,
     GAIN_ERROR,
@@ -148,20 +146,9 @@ class TrialSession:
 
     def _save(self) -> None:
         assert self.folder is not None
-        program = self.launcher.program
-        state = SessionState(
-            SCHEMA,
-            self.identity,
-            masked(program.words),
-            program.is_python,
-            self.wishes,
-            self._first.memory_bytes,
-            self._first.has_ended,
-            as_data(self._results()),
-            self._progress,
-        )
+        of_program = self.identity, self.launcher.program, self.wishes, self._first
         try:
-            save_state(self.folder, state)
+            save_state(self.folder, SessionState.of(*of_program, self._results(), self._progress))
         except OSError as error:
             self._notes.append(f"the session cannot go on later: {error}")
 
@@ -172,7 +159,7 @@ class TrialSession:
     def _try(self, is_new: bool) -> None:
         first, progress = self._first, self._progress
         if is_new:
-            progress.choose(self._choose())
+            progress.chosen = self._choose()
         if is_new and first.is_interrupted:
             self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
             raise KeyboardInterrupt
@@ -293,7 +280,7 @@ class TrialSession:
             progress.end(decided, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED], unspent)
 
     def _keep(self, under_way: UnderWay) -> None:
-        self._progress.keep(under_way)
+        self._progress.under_way = under_way
         self._save()
 
     def _take(self, under_way: UnderWay) -> None:

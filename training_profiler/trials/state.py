@@ -22,10 +22,11 @@ from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.host import Host, find_container
 from training_profiler.statistics.differences import differing
 from training_profiler.storage.run_folder import masked
+from training_profiler.trials.first_run import FirstRun
 from training_profiler.trials.isolation import program_files
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import UnderWay
-from training_profiler.trials.results import from_data
+from training_profiler.trials.results import Results, as_data, from_data
 from training_profiler.trials.variants import ChangedFile, Variant
 
 MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
@@ -149,14 +150,6 @@ class Progress:
     gain_error: float = 0.0  # spent by fresh trials
     under_way: UnderWay | None = None
 
-    def choose(self, names: Sequence[str]) -> None:
-        """Decide what is to be tried."""
-        self.chosen = list(names)
-
-    def keep(self, under_way: UnderWay) -> None:
-        """Keep how far the trainings that run have come."""
-        self.under_way = under_way
-
     def end(self, changes: Sequence[str], seemed_to_help: Sequence[str], unspent: float = 0.0) -> None:
         """Note that trainings with these changes have run to their end; fresh trials decide about some of them.
 
@@ -197,6 +190,14 @@ class SessionState:
     has_ended: bool  # whether the first run came to its end by itself
     results: dict[str, Any]  # so far
     progress: Progress
+
+    @classmethod
+    def of(
+        cls, identity: Identity, program: Program, wishes: Wishes, first: FirstRun, results: Results, progress: Progress
+    ) -> "SessionState":
+        """Return a session as far as it has come."""
+        words, of_first = masked(program.words), (first.memory_bytes, first.has_ended)
+        return cls(SCHEMA, identity, words, program.is_python, wishes, *of_first, as_data(results), progress)
 
 
 def save_state(folder: Path, state: SessionState) -> None:

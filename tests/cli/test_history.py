@@ -47,6 +47,12 @@ def test_the_run_that_changed_is_marked_with_what_is_new(runs, capsys):
     assert printed(capsys, "history", "train.py").splitlines() == lines
 
 
+def test_a_run_that_the_index_lacked_stands_where_it_began(runs):
+    history_of(runs)
+    write_run(runs, "20261119-142530", steps=200, meta=facts(began="2026-11-19T14:25:30"))
+    assert [run["run"] for run in history_of(runs)[0]["runs"]][::6] == ["20261119-142530", "20261122-142530"]
+
+
 def test_the_plot_has_a_column_for_each_run(runs):
     history, _ = history_of(runs)
     for layout, full in ((Layout(80, is_unicode=True), "█"), (Layout(40), "#")):

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 def history_of(runs: Path, program: str | None = None) -> tuple[dict[str, Any], str]:
     """Return the runs of a program that do the same, as plain data, and why they are in no index, or "".
 
-    They are in the order of their ends, and by default like the newest one. Seconds are floats, relative changes 0.03
+    They are in the order of their begins, and by default like the newest one. Seconds are floats, relative changes 0.03
     for 3%.
 
     Raises:
@@ -105,8 +105,10 @@ def all_runs(index: sqlite3.Connection, runs: Path) -> list[past.RememberedRun]:
             snapshot = read_run(folder, series=(reader := RankReader()))
             row = row if reader.sums is None else row._replace(blocks=past.blocks_of(reader.sums, snapshot))
         past.put(index, row)
-    rows = map(past.row_of, index.execute("SELECT * FROM runs ORDER BY rowid"))
-    return [row for row in rows if len(row.blocks.steps)]
+    rows = [
+        row for row in map(past.row_of, index.execute("SELECT * FROM runs ORDER BY rowid")) if len(row.blocks.steps)
+    ]
+    return sorted(rows, key=lambda row: str(row.facts.get("began") or row.folder))
 
 
 def _entry(run: past.RememberedRun, before: Sequence[past.RememberedRun]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ import shutil
 import sqlite3
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_a_run_that_is_slower_than_those_before_says_so_once(runs):
     assert change.text.endswith("): data_loading +15.0 ms, since 3f2a1c9")
     assert read_meta(runs / "20261121-142512")["history"]["section"] == "data_loading"
     assert train(runs, 13, **slower) == (None, "")  # one of the last runs was as slow
+
+
+def test_a_run_beside_others_is_not_compared_with_nor_is_what_is_new_in_it_old(runs):
+    slower = {"step_s": 0.115, "git": {"commit": "3f2a1c9"}}
+    train(runs, 12, **slower)
+    (*_, row), _ = remembered_runs(runs)
+    busy = row._replace(blocks=replace(row.blocks, lost=0.2))
+    with_index(runs, lambda index: history.put(index, busy))
+    change, _ = train(runs, 13, **slower)
+    assert (change.runs, change.since) == (2, "3f2a1c9")
 
 
 @pytest.mark.parametrize(

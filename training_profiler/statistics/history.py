@@ -75,11 +75,12 @@ class _BlockSteps(SettledSteps):
 def change_since(earlier: Sequence[RunBlocks], run: RunBlocks) -> HistoryChange | None:
     """Return how much longer or shorter a step takes than in the last of the earlier runs, which come newest first.
 
-    Each of these has to show the difference, in the same direction. None where one does not, or the machine was busy.
+    Each of these has to show the difference, in the same direction. None where one does not, or the run was beside
+    others; earlier runs were not.
     """
     if run.is_busy:
         return None
-    pairs = [_equal_blocks(each, run) for each in earlier if not each.is_busy][:MOST_RUNS]
+    pairs = [_equal_blocks(each, run) for each in earlier[:MOST_RUNS]]
     if len(pairs) < FEWEST_RUNS or min(len(blocks.steps) for pair in pairs for blocks in pair) < FEWEST_BLOCKS:
         return None
     try:

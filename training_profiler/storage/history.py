@@ -94,7 +94,11 @@ def remember(folder: Path, sums: RunSums, snapshot: Snapshot) -> tuple[HistoryCh
 
 def change_of(earlier: Sequence[RememberedRun], run: RememberedRun) -> HistoryChange | None:
     """Return how a run differs from those before it on its machine, which come newest first."""
-    like = [each for each in earlier if (each.work, each.facts.get("host")) == (run.work, run.facts.get("host"))]
+    like = [
+        each
+        for each in earlier
+        if (each.work, each.facts.get("host")) == (run.work, run.facts.get("host")) and not each.blocks.is_busy
+    ]
     change = change_since([each.blocks for each in like], run.blocks)
     return None if change is None else replace(change, since=_since(run.differs_from(like[0])))
 

@@ -53,7 +53,7 @@ def test_a_client_gets_the_server_and_loses_it_again(home, capsys, name, has_oth
     assert skill.exists() == (name == "claude")
     assert main(["mcp", "--setup", name, "--undo", "--yes"]) == 0
     assert (path.read_text() if path.exists() else None) == before
-    assert not skill.exists()
+    assert not skill.parent.exists()
 
 
 def test_nothing_is_written_without_a_yes(home, monkeypatch, capsys):

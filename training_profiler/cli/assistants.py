@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -59,6 +60,8 @@ def set_up(name: str, is_undone: bool, is_agreed: bool, ask: Callable[[str], str
             path.write_text(new, encoding="utf-8")
         else:
             path.unlink()
+            with suppress(OSError):  # it has other files
+                path.parent.rmdir()
     return 0
 
 

@@ -113,7 +113,7 @@ def test_waiting_for_cpus_that_others_had_is_left_out_where_all_trainings_say_ho
     (row,) = results.rows
     assert row.effect.relative == pytest.approx(0.5 if alone else 0.0, abs=0.01)
     assert results.unchanged_step_s == pytest.approx(0.02 if alone else 0.04, abs=0.001)
-    left_out = "others took CPUs: the 50% of the time in which the training waited for one are left out"
+    left_out = "times leave out the waiting for CPUs that others had, 50% of the time"
     assert (left_out in results.notes) == (alone is not None)
 
 

@@ -185,12 +185,13 @@ def _own_change(program: Program, runs: Path, arguments: argparse.Namespace, fol
 
 
 def _keep(session: ChangeSession, identity: Identity) -> None:
-    program = session.launcher.program
+    first, program = session.first, session.launcher.program
+    if first is None or session.folder is None:
+        return
     nothing, so_far = Results(program.shown, 0.0, ()), Progress([CHANGED], under_way=session.under_way)
-    if session.first is not None and session.folder is not None:
-        with suppress(OSError):  # a full disk: the session cannot go on later
-            wishes = Wishes(session.budget_s)
-            save_state(session.folder, SessionState.of(identity, program, wishes, session.first, nothing, so_far))
+    of_run = Wishes(session.budget_s), (first.memory_bytes, first.has_ended)
+    with suppress(OSError):  # a full disk: the session cannot go on later
+        save_state(session.folder, SessionState.of(identity, program, *of_run, nothing, so_far))
 
 
 def _state(folder: Path, identity: Identity) -> SessionState:

@@ -452,8 +452,7 @@ class Interleaved:
             for name, (step_s, block) in ran.items()
         }
         all_steps_s, typical_s = ({name: each[at] / self._per[name] for name, each in times.items()} for at in (0, 1))
-        self._wave.alone += is_alone
-        self._wave.add_round(*((typical_s, all_steps_s) if self.is_own else (all_steps_s,)))
+        self._wave.add_round(*((typical_s, all_steps_s, is_alone) if self.is_own else (all_steps_s,)))
         self._add(blocks)
         self.on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
         for name in [name for name in self._trainings if name not in self._wave.open]:

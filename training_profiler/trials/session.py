@@ -146,7 +146,8 @@ class TrialSession:
 
     def _save(self) -> None:
         assert self.folder is not None
-        of_program = self.identity, self.launcher.program, self.wishes, self._first
+        of_first = self._first.memory_bytes, self._first.has_ended
+        of_program = self.identity, self.launcher.program, self.wishes, of_first
         try:
             save_state(self.folder, SessionState.of(*of_program, self._results(), self._progress))
         except OSError as error:
@@ -159,7 +160,7 @@ class TrialSession:
     def _try(self, is_new: bool) -> None:
         first, progress = self._first, self._progress
         if is_new:
-            progress.chosen = self._choose()
+            progress.choose(self._choose())
         if is_new and first.is_interrupted:
             self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
             raise KeyboardInterrupt
@@ -280,7 +281,7 @@ class TrialSession:
             progress.end(decided, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED], unspent)
 
     def _keep(self, under_way: UnderWay) -> None:
-        self._progress.under_way = under_way
+        self._progress.keep(under_way)
         self._save()
 
     def _take(self, under_way: UnderWay) -> None:

@@ -22,7 +22,6 @@ from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.host import Host, find_container
 from training_profiler.statistics.differences import differing
 from training_profiler.storage.run_folder import masked
-from training_profiler.trials.first_run import FirstRun
 from training_profiler.trials.isolation import program_files
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import UnderWay
@@ -150,6 +149,14 @@ class Progress:
     gain_error: float = 0.0  # spent by fresh trials
     under_way: UnderWay | None = None
 
+    def choose(self, names: Sequence[str]) -> None:
+        """Decide what is to be tried."""
+        self.chosen = list(names)
+
+    def keep(self, under_way: UnderWay) -> None:
+        """Keep how far the trainings that run have come."""
+        self.under_way = under_way
+
     def end(self, changes: Sequence[str], seemed_to_help: Sequence[str], unspent: float = 0.0) -> None:
         """Note that trainings with these changes have run to their end; fresh trials decide about some of them.
 
@@ -193,10 +200,16 @@ class SessionState:
 
     @classmethod
     def of(
-        cls, identity: Identity, program: Program, wishes: Wishes, first: FirstRun, results: Results, progress: Progress
+        cls,
+        identity: Identity,
+        program: Program,
+        wishes: Wishes,
+        of_first: tuple[int, bool],
+        results: Results,
+        progress: Progress,
     ) -> "SessionState":
-        """Return a session as far as it has come."""
-        words, of_first = masked(program.words), (first.memory_bytes, first.has_ended)
+        """Return a session as far as it has come; the first run has ``memory_bytes`` and ``has_ended``."""
+        words = masked(program.words)
         return cls(SCHEMA, identity, words, program.is_python, wishes, *of_first, as_data(results), progress)
 
 

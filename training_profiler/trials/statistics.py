@@ -346,18 +346,21 @@ class Wave:
         undecided = [name for name in self.changes if name not in decided]
         return [UNCHANGED, AGAIN, *undecided] if undecided and not self.has_ended else []
 
-    def add_round(self, block_s: Mapping[str, float], all_steps_s: Mapping[str, float] | None = None) -> None:
+    def add_round(
+        self, block_s: Mapping[str, float], all_steps_s: Mapping[str, float] | None = None, is_alone: bool = False
+    ) -> None:
         """Add the seconds a step of each training that has run a block; look at the results if that is due.
 
         Args:
             block_s: of a typical step, if ``all_steps_s`` is given.
             all_steps_s: with rare, long steps.
+            is_alone: whether they leave out the waiting for CPUs that others had.
         """
         for name, seconds in self.block_s.items():
             seconds.append(block_s.get(name))
             if all_steps_s is not None:
                 self.all_steps_s.setdefault(name, []).append(all_steps_s.get(name))
-        self.done += 1
+        self.done, self.alone = self.done + 1, self.alone + is_alone
         if self.done >= self.rounds:
             self.end()
         elif not self.has_ended and self.done in [round(part * self.rounds) for part in self.looks]:

@@ -4,7 +4,7 @@
     python -m benchmarks.own_changes --nothing 100 --planted 0 --histories 0
 
 Each training writes a checkpoint in every 20th step. A change without an effect alters a comment. A planted one adds
-5% to a loop that is nearly all of a step. A history has 16 commits, of which one adds 10%.
+5% to a loop that is most of a step. A history has 16 commits, of which one adds 10%.
 """
 
 import argparse

@@ -165,10 +165,9 @@ def _section_lines(found: Bisection, search: _Search) -> list[str]:
         return []
     with suppress(RunFolderError):  # too few steps
         comparison = compared(*map(ReadRun, known)).comparison
-        added_s = comparison.typical.after_s - comparison.typical.before_s
-        more_s = {row.name: row.seconds for row in comparison.sections}
-        more_s[OTHER] = added_s - sum(more_s.values())
+        step, more_s = comparison.typical, {row.name: row.seconds for row in comparison.sections}
+        more_s[OTHER] = step.after_s - step.before_s - sum(more_s.values())
         most = max(more_s, key=more_s.__getitem__)
-        if more_s[most] >= 0.5 * added_s > 0:
+        if found.own and found.own.effect and more_s[most] >= 0.5 * step.before_s * found.own.effect.relative:
             lines.append(f"  {_NAMES.get(most) or table_label(most)}: {ms_text(more_s[most])} more a step")
     return [*lines, f"  sections  training-profiler compare {' '.join(map(typed_path, known))}"]

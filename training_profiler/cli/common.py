@@ -120,8 +120,10 @@ def as_markdown(headline: str, text: str, folder: Path) -> str:
     return f"**{bold}**\n\n{fence}text\n{text.strip()}\n{fence}\n\n{_machine_of(folder)}\n"
 
 
-def add_card(parser: Any) -> None:
-    """Add the file for ``write_card``."""
+def add_forms(parser: Any, json_help: str) -> None:
+    """Add the forms of a comparison: JSON, ``as_markdown`` and the file for ``write_card``."""
+    parser.add_argument("--json", action="store_true", help=f"print {json_help} instead of text")
+    parser.add_argument("--markdown", action="store_true", help="print it for a pull request")
     help = "write a picture of the result as well: .svg, or .png with pip install 'training-profiler[png]'"
     parser.add_argument("--card", type=_card, metavar="FILE", help=help)
 

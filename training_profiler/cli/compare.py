@@ -22,7 +22,7 @@ from typing import Any
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import one_line, printable
 from training_profiler.cli.common import (
-    add_card,
+    add_forms,
     as_markdown,
     layout_of_stdout,
     percentage,
@@ -61,9 +61,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with status 1 if a run is shown to be slower by at least that much, e.g. 3%%",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
-    parser.add_argument("--markdown", action="store_true", help="print it for a pull request")
-    add_card(parser)
+    add_forms(parser, "one line of JSON for each pair")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the steps of both runs as well")
 
 

@@ -32,7 +32,7 @@ from typing import Final
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.cli import INTERRUPTED, nearest
 from training_profiler.cli.common import (
-    add_card,
+    add_forms,
     as_markdown,
     layout_of_stdout,
     percentage,
@@ -99,9 +99,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="try also where the kernel cannot hold back what a trial writes outside of this folder",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
-    parser.add_argument("--markdown", action="store_true", help="print the results for a pull request")
-    add_card(parser)
+    add_forms(parser, "the results as JSON")
     parser.add_argument(
         "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
     )

@@ -446,7 +446,7 @@ class Interleaved:
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
         ran = {name: (block.step_s, block) for name, block in blocks.items() if block and block.step_s}
-        is_alone = all(block.alone_s for _, block in ran.values())
+        is_alone = self.is_own and all(block.alone_s for _, block in ran.values())
         times = {
             name: block.alone_s if is_alone and block.alone_s else (step_s, block.typical_s or step_s)
             for name, (step_s, block) in ran.items()

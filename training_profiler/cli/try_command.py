@@ -46,7 +46,7 @@ from training_profiler.cli.compare import SLOWER_STATUS
 from training_profiler.cli.trying import TABLE, ProgressLine, program_of, seconds, shown_name
 from training_profiler.reports.layout import Layout
 from training_profiler.settings.settings import read_settings
-from training_profiler.storage.run_folder import MASK, describe_process, typed_path
+from training_profiler.storage.run_folder import MASK, describe_process, masked, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
@@ -59,6 +59,7 @@ from training_profiler.trials.report import change_verdict, facts_of_row, render
 from training_profiler.trials.results import FAILED, SLOWER, Results, as_data, load, save
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import (
+    SCHEMA,
     Identity,
     Progress,
     SessionState,
@@ -186,10 +187,10 @@ def _keep(session: ChangeSession, identity: Identity) -> None:
     first, program = session.first, session.launcher.program
     if first is None or session.folder is None:
         return
-    nothing, so_far = Results(program.shown, 0.0, ()), Progress([CHANGED], under_way=session.under_way)
-    of_run = Wishes(session.budget_s), (first.memory_bytes, first.has_ended)
+    nothing, so_far = as_data(Results(program.shown, 0.0, ())), Progress([CHANGED], under_way=session.under_way)
+    of_run = masked(program.words), program.is_python, Wishes(session.budget_s), first.memory_bytes, first.has_ended
     with suppress(OSError):  # a full disk: the session cannot go on later
-        save_state(session.folder, SessionState.of(identity, program, *of_run, nothing, so_far))
+        save_state(session.folder, SessionState(SCHEMA, identity, *of_run, nothing, so_far))
 
 
 def _state(folder: Path, identity: Identity) -> SessionState:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
+from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.first_run import (
@@ -33,10 +34,11 @@ from training_profiler.trials.results import (
     UNDECIDED,
     Results,
     Row,
+    as_data,
     best_of_each,
     from_data,
 )
-from training_profiler.trials.state import Identity, Progress, SessionState, Wishes, held, save_state
+from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
 from training_profiler.trials.statistics import (
     AGAIN,
     GAIN_ERROR,
@@ -146,10 +148,11 @@ class TrialSession:
 
     def _save(self) -> None:
         assert self.folder is not None
-        of_first = self._first.memory_bytes, self._first.has_ended
-        of_program = self.identity, self.launcher.program, self.wishes, of_first
+        program, first = self.launcher.program, self._first
+        of_run = masked(program.words), program.is_python, self.wishes, first.memory_bytes, first.has_ended
+        state = SessionState(SCHEMA, self.identity, *of_run, as_data(self._results()), self._progress)
         try:
-            save_state(self.folder, SessionState.of(*of_program, self._results(), self._progress))
+            save_state(self.folder, state)
         except OSError as error:
             self._notes.append(f"the session cannot go on later: {error}")
 

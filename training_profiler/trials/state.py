@@ -25,7 +25,7 @@ from training_profiler.storage.run_folder import masked
 from training_profiler.trials.isolation import program_files
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import UnderWay
-from training_profiler.trials.results import Results, as_data, from_data
+from training_profiler.trials.results import from_data
 from training_profiler.trials.variants import ChangedFile, Variant
 
 MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
@@ -197,20 +197,6 @@ class SessionState:
     has_ended: bool  # whether the first run came to its end by itself
     results: dict[str, Any]  # so far
     progress: Progress
-
-    @classmethod
-    def of(
-        cls,
-        identity: Identity,
-        program: Program,
-        wishes: Wishes,
-        of_first: tuple[int, bool],
-        results: Results,
-        progress: Progress,
-    ) -> "SessionState":
-        """Return a session as far as it has come; the first run has ``memory_bytes`` and ``has_ended``."""
-        words = masked(program.words)
-        return cls(SCHEMA, identity, words, program.is_python, wishes, *of_first, as_data(results), progress)
 
 
 def save_state(folder: Path, state: SessionState) -> None:

@@ -106,10 +106,11 @@ def test_a_wide_interval_decides_nothing(found, monkeypatch):
     assert change_verdict(row).endswith(" a step; the interval is too wide")
 
 
-@pytest.mark.parametrize("alone", [0.03, None])
-def test_waiting_for_cpus_that_others_had_is_left_out_where_all_trainings_say_how_long_it_was(found, alone):
+@pytest.mark.parametrize(("alone", "cores"), [(0.03, 2.0), (None, 2.0), (0.03, 0.5)])
+def test_waiting_for_cpus_that_others_had_is_left_out_where_all_trainings_say_how_long_it_was(found, alone, cores):
     waits = {"cpu": CpuUse(1.0, 0.5, 1.5, 0.5), "alone_s": (0.02, 0.02)}
-    results = found({**waits, "alone_s": alone and (alone, alone)}, waits)
+    results = found({**waits, "alone_s": alone and (alone, alone)}, waits, measured(cores=cores))
+    alone = alone if cores >= 1 else None  # a quota makes them wait as well
     (row,) = results.rows
     assert row.effect.relative == pytest.approx(0.5 if alone else 0.0, abs=0.01)
     assert results.unchanged_step_s == pytest.approx(0.02 if alone else 0.04, abs=0.001)

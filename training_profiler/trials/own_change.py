@@ -114,6 +114,8 @@ class ChangeSession:
             lambda part, what: self.on_progress(part, f"{self.changed.name} against {base.name}: {what}"),
             lambda: self.clock() > end_s or is_enough(),
             lambda: None if wave.done % LOOK_EVERY else self.keep(),
+            has_cpu=self.first is not None
+            and (facts_of(self.first.snapshot).cores or 0.0) >= 1,  # else a quota's waits
             is_own=True,
         ).run()
 

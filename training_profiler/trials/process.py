@@ -391,6 +391,7 @@ class Interleaved:
     on_progress: Callable[[float, str], None]  # called with the part of the work that is done
     must_end: Callable[[], bool]  # whether the time is up
     on_round: Callable[[], None]  # called after the start, and once all trainings have run the same block
+    has_cpu: bool = False  # a training may have one to itself: waiting for one is left out where others had it
     is_own: bool = False  # a change of the user's: batches may differ in size, and rare steps are compared apart
 
     def __post_init__(self) -> None:
@@ -446,7 +447,7 @@ class Interleaved:
         patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
         blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
         ran = {name: (block.step_s, block) for name, block in blocks.items() if block and block.step_s}
-        is_alone = self.is_own and all(block.alone_s for _, block in ran.values())
+        is_alone = self.has_cpu and all(block.alone_s for _, block in ran.values())
         times = {
             name: block.alone_s if is_alone and block.alone_s else (step_s, block.typical_s or step_s)
             for name, (step_s, block) in ran.items()

@@ -5,8 +5,9 @@ from math import expm1, log1p
 
 import pytest
 
-from training_profiler.trials.bisection import BROKEN, FAST, SLOW, UNCLEAR, Bisection
-from training_profiler.trials.results import FAILED, NOT_SHOWN, Row
+from tests.support.recording import snapshot_of
+from training_profiler.trials.bisection import BROKEN, FAST, SLOW, UNCLEAR, Bisection, slower_section
+from training_profiler.trials.results import FAILED, NOT_SHOWN, SLOWER, TOO_WIDE, UNDECIDED, Row
 from training_profiler.trials.statistics import Effect
 
 
@@ -80,6 +81,14 @@ def test_a_wide_interval_decides_nothing_and_other_commits_are_asked():
     assert [step.state for step in found.steps if step.commit == "c8"] == [UNCLEAR]
 
 
+def test_an_interval_that_is_wide_for_a_verdict_may_be_clear_for_a_search():
+    wide = Row("changed", "", "", UNDECIDED, TOO_WIDE, effect=Effect(0.9, 0.5, 1.1, 0.5, 20))
+    found = Bisection(["c0"], "good", lambda commit, before: wide)
+    found.run()
+    assert (found.suspects, found.own.verdict) == (["c0"], SLOWER)
+    assert [(step.state, step.reason) for step in found.steps] == [(SLOW, "")]
+
+
 @pytest.mark.parametrize("slower", [0.03, 0.1, 0.3])
 def test_noise_names_the_wrong_commit_in_few_histories_and_none_without_one(slower):
     right = sum(
@@ -100,3 +109,11 @@ def test_a_difference_that_the_commit_itself_does_not_show_is_not_confirmed():
     )
     found.run()
     assert (found.suspects, found.own.effect.relative) == ((), 0.0)
+
+
+def test_the_section_with_most_of_the_rise_is_named():
+    before, after = snapshot_of({"forward_pass": 0.2}), snapshot_of({"forward_pass": 0.5})
+    name, seconds = slower_section(before, after)
+    assert name == "forward_pass"
+    assert seconds > 0
+    assert slower_section(after, before) is None or slower_section(after, before)[0] != "forward_pass"

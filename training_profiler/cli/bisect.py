@@ -11,22 +11,20 @@ Exit status: 0 if a commit is found; 1 if none is shown to be slower; 2 if the s
 
 import argparse
 import tempfile
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from training_profiler.base.errors import ProfilerError, RunFolderError
-from training_profiler.base.sections import OTHER
+from training_profiler.base.errors import ProfilerError
+from training_profiler.base.sections import OTHER, name_of
 from training_profiler.base.units import ms_text
 from training_profiler.cli import INTERRUPTED
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
-from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.trying import TABLE, ProgressLine, program_of, seconds
 from training_profiler.reports.layout import Layout, table
-from training_profiler.reports.sections import table_label
 from training_profiler.storage.run_folder import typed_path
-from training_profiler.trials.bisection import Bisection
+from training_profiler.trials.bisection import Bisection, slower_section
 from training_profiler.trials.first_run import FirstRun, run_first
 from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
@@ -159,15 +157,16 @@ def _section_lines(found: Bisection, search: _Search) -> list[str]:
     """Return the section that became slower, if it has most of the difference, and the command that compares."""
     (commit,) = found.suspects
     at = found.commits.index(commit)
-    folders = [search.folders.get(name) for name in (found.commits[at - 1] if at else found.good, commit)]
-    lines, known = [], [folder for folder in folders if folder is not None]
-    if len(known) < len(folders):
+    before = found.commits[at - 1] if at else found.good
+    old, new = (search.first.get(name) for name in (before, commit))
+    if old is None or new is None or found.own is None or found.own.effect is None:
         return []
-    with suppress(RunFolderError):  # too few steps
-        comparison = compared(*map(ReadRun, known)).comparison
-        step, more_s = comparison.typical, {row.name: row.seconds for row in comparison.sections}
-        more_s[OTHER] = step.after_s - step.before_s - sum(more_s.values())
-        most = max(more_s, key=more_s.__getitem__)
-        if found.own and found.own.effect and more_s[most] >= 0.5 * step.before_s * found.own.effect.relative:
-            lines.append(f"  {_NAMES.get(most) or table_label(most)}: {ms_text(more_s[most])} more a step")
-    return [*lines, f"  sections  training-profiler compare {' '.join(map(typed_path, known))}"]
+    more = slower_section(old.snapshot, new.snapshot)
+    added_s = old.step_s * found.own.effect.relative
+    lines = (
+        [f"  {_NAMES.get(more[0]) or name_of(more[0])}: {ms_text(more[1])} more a step"]
+        if more and more[1] >= 0.5 * added_s
+        else []
+    )
+    paths = " ".join(typed_path(search.folders[name]) for name in (before, commit))
+    return [*lines, f"  sections  training-profiler compare {paths}"]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import expm1, log1p, sqrt
 from typing import Final, NamedTuple
 
-from training_profiler.trials.results import FAILED, TOO_WIDE, UNDECIDED, Row
+from training_profiler.model.snapshot import OTHER, PROFILER, Snapshot
+from training_profiler.trials.results import FAILED, SLOWER, TOO_WIDE, UNDECIDED, Row
 from training_profiler.trials.statistics import Effect
 
 SLOW, FAST, UNCLEAR, BROKEN = "slow", "as fast as the good one", "undecided", "does not run"
@@ -54,7 +55,9 @@ class Bisection:
         before = self.commits[good] if good >= 0 else self.good
         self.on_step(len(self.steps), bad_name := self.suspects[0])
         self.own = self.compare(bad_name, before)
-        if not self._is_confirmed(self.own.effect):
+        if self._is_confirmed(self.own.effect):
+            self.own = replace(self.own, verdict=SLOWER)
+        else:
             self.suspects = ()
 
     def _try(self, commit: str) -> Row:
@@ -68,7 +71,7 @@ class Bisection:
             state = self._state(row)
             if state != UNCLEAR:
                 break
-        self.steps.append(Step(commit, state, row.effect, row.reason))
+        self.steps.append(Step(commit, state, row.effect, row.reason if state in (UNCLEAR, BROKEN) else ""))
         return row
 
     def _state(self, row: Row) -> str:
@@ -99,3 +102,18 @@ def together(effects: Sequence[Effect]) -> Effect:
     half = 0.5 / sqrt(sum(weights))
     rounds = sum(each.rounds for each in effects)
     return Effect(expm1(middle), expm1(middle - half), expm1(middle + half), effects[0].p_value, rounds)
+
+
+def slower_section(before: Snapshot, after: Snapshot) -> tuple[str, float] | None:
+    """Return the section that takes the most seconds more of a step, and how many; None where none does."""
+    if before.step is None or after.step is None:
+        return None
+    names = ({*before.sections, *after.sections} | {OTHER}) - {PROFILER}
+    more = {name: _of_step_s(after, name) - _of_step_s(before, name) for name in names}
+    name = max(more, key=lambda name: more[name])
+    return (name, more[name]) if more[name] > 0 else None
+
+
+def _of_step_s(snapshot: Snapshot, name: str) -> float:
+    section, step = snapshot.sections.get(name), snapshot.step
+    return 0.0 if section is None or step is None or not step.count else section.step_self_s / step.count

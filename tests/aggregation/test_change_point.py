@@ -95,7 +95,8 @@ RISES = {
     "of 40 values": ([1.0] * 40, (0.0, CHANCE)),
     "of too few": ([1.0] * 39, None),
     "from zero": ([0.0] * 40, None),
-    # A straight line through them begins below 0.
+    # A straight line through them begins near 0, or below.
+    "that is quadratic": ([0.18 + (i / 199) ** 2 for i in range(200)], (5.289, CERTAIN)),
     "that becomes steeper, from its first values": ([0.01 + (i / 199) ** 3 for i in range(200)], (79.495, CERTAIN)),
 }
 

@@ -194,6 +194,7 @@ SAYS = {
         "no line": of_calls(),
         "no line of a section": NO_LINES,
         "no line in a library": replace(NO_LINES, phases={"evaluation": 0.1}),
+        "no line beside a hook of the program's": replace(NO_LINES, phases={"forward hook": 0.1}),
         **{f"in {name}()": of_calls(({name: 0.8}, 0.9)) for name in NAMES},
     },
 }

@@ -27,7 +27,7 @@ from training_profiler.diagnosis.registry import (
     found,
     moves_with,
 )
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, Grown
+from training_profiler.model.program import GRAPH, HOOKS, PUT_TOGETHER, SIZE, SUBNORMAL, UPDATED, Grown
 from training_profiler.model.snapshot import (
     OTHER,
     PROFILER,
@@ -37,7 +37,6 @@ from training_profiler.model.snapshot import (
     StepChange,
 )
 
-PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
 WRITES: Final = frozenset(("open", "dump", "dumps", "save", "write", "writelines", "writerows", "to_csv", "to_json"))
 COPIED: Final = Fix(
     "Make the tensor once with room for all, and write rows into it: one that grows by a piece is copied as a whole "
@@ -268,7 +267,10 @@ def _growth_fix(grown: Grown, called: str) -> Fix:
     if called.rpartition(".")[2] in WRITES:
         text = f"Append what is new to the file (a line a step), or write {grown.name} less often"
         return Fix(text, (Change.LESS_OUTPUT,))
-    text = f"Keep a running figure, or the last elements of {grown.name} alone, instead of working through all of it"
+    text = (
+        f"Keep a running figure, or the last elements of {grown.name} alone, instead of working through all of it, or "
+        "do so every n-th step"
+    )
     return Fix(text, (Change.CHEAPER_LINES,))
 
 

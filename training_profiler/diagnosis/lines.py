@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 
-from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
+from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, OF_PASSES, WITHIN
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Finding, Fix
@@ -28,7 +28,7 @@ from training_profiler.diagnosis.places import (
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
-from training_profiler.model.lines import NEARLY_ALL, WorkerLineStats
+from training_profiler.model.lines import BETWEEN, NEARLY_ALL, WorkerLineStats
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot
@@ -158,7 +158,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
     few = bool(snapshot.lines) and sum(line.samples for line in all_lines) < 10
-    fix, recording = IN_A_LIBRARY if snapshot.phases else MORE_STEPS if few else OWN_SECTIONS, ""
+    has_trainer = any(set(OF_PASSES).isdisjoint(phase.split(BETWEEN)) for phase in snapshot.phases)
+    fix, recording = IN_A_LIBRARY if has_trainer else MORE_STEPS if few else OWN_SECTIONS, ""
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"

@@ -26,7 +26,7 @@ from training_profiler.inspections.inspection import (
 )
 from training_profiler.inspections.kept_graphs import BACKWARD, KEEPERS, MOST_LINES, beside_the_training, tree_of
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
-from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, Grown
+from training_profiler.model.program import GRAPH, HOOKS, PUT_TOGETHER, SIZE, SUBNORMAL, UPDATED, Grown
 
 FIRST: Final = 4  # backward pass that is looked at
 APART: Final = 1.4  # times as many backward passes until the next one
@@ -54,6 +54,8 @@ WORTH_NAMING: Final = 4 * 2**20  # bytes that a variable has grown by
 PUTS: Final = {*KEEPERS, "extend", "update", "setdefault"}  # methods that add elements
 # What is as quick for many elements as for few.
 QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
+# What makes something as large of all elements.
+AS_LARGE: Final = {*PUT_TOGETHER, "tensor", "array", "asarray", "sorted"}
 NOT_OF_THE_PROGRAM: Final = ("torch", "builtins", "numpy", "collections", "training_profiler")  # classes
 NOT_LOOKED_INTO: Final = (type, ModuleType, FunctionType)
 
@@ -431,10 +433,11 @@ def lines_that_add(tree: ast.Module, file: str) -> str:
     return f"{file}:{', '.join(map(str, lines))}" if lines else ""
 
 
-def lines_that_work_through(tree: ast.Module, name: str) -> Iterator[tuple[int, int]]:
+def lines_that_work_through(tree: ast.AST, name: str, of_copies: bool = True) -> Iterator[tuple[int, int]]:
     """Yield the first and the last line of what takes longer where a variable has more elements.
 
-    A function of the same file that gets the variable works through it, too.
+    A function of the same file that gets the variable works through it, too, and so does what works through a copy that
+    its own function made, such as by ``torch.cat``.
     """
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     last = name.rpartition(".")[2]
@@ -458,7 +461,23 @@ def lines_that_work_through(tree: ast.Module, name: str) -> Iterator[tuple[int, 
         if within and isinstance(node, ast.With) and "open(" in ast.unparse(node.items[0]):
             yield node.lineno, node.lineno  # the file is emptied before, and the rest of it written after
 
-    return visit(tree, tree, tree)
+    yield from visit(tree, tree, tree)
+    for function in functions.values() if of_copies else ():
+        for copy in {copy for node in ast.walk(function) for copy in _copies(node, is_it)}:
+            yield from lines_that_work_through(function, copy, of_copies=False)
+
+
+def _copies(node: ast.AST, is_it: Callable[[ast.AST], bool]) -> Iterator[str]:
+    """Yield the names that an assignment gives to copies of all of a variable's elements."""
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        pairs = [(target, getattr(node, "value", target))]
+        if isinstance(target, ast.Tuple) and isinstance(pairs[0][1], ast.Tuple):
+            pairs = list(zip(target.elts, pairs[0][1].elts, strict=False))
+        for to, value in pairs:
+            function = getattr(value, "func", value)
+            called = getattr(function, "id", getattr(function, "attr", ""))
+            if isinstance(to, ast.Name) and called in AS_LARGE and any(map(is_it, getattr(value, "args", ()))):
+                yield to.id
 
 
 def _is_quick(node: ast.AST, around: ast.AST) -> bool:

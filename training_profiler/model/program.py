@@ -307,6 +307,7 @@ GRAPH: Final = "graph"  # nodes of the graph of the loss that were made in earli
 HOOKS: Final = "hooks"  # of one module or parameter
 SIZE: Final = "size"  # elements of a container or a tensor
 UPDATED: Final = "updated"  # parameters of an optimizer
+PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))  # functions
 SUBNORMAL: Final = "subnormal state", "subnormal weights"  # percent of the values that an optimizer has, and trains
 
 

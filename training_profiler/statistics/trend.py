@@ -145,7 +145,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     blocks = _blocks(points)
     slope, first_x = _slope(blocks), blocks[0][0]
     start = median(y - slope * (x - first_x) for x, y in blocks)
-    start = start if start > 0 else blocks[0][1]  # a rise that becomes steeper
+    start = max(start, min(y for _, y in blocks[:2]))  # a line begins below a rise that becomes steeper
     return Trend(slope * (blocks[-1][0] - first_x) / start, _chance(blocks)) if start > 0 else None
 
 

@@ -186,6 +186,14 @@ def begun(*parts, wall_s=60.0, has_steps=True):
     return replace(run, wall_s=wall_s, startup=StartupStats(total_s, has_steps, parts))
 
 
+def making_in_steps(number=12):
+    """The steps take data from a line, of which the start runs line 12 for most of its time."""
+    run = begun(StartupPart("other code", 42.0, (("train.py:12 batches", 36.0), ("train.py:20 main", 4.0))))
+    other = replace(run.sections["forward_pass"], share=0.2)
+    lines = {"other": (LineStats("train.py", number, "batches", 0.15, 90),)}
+    return replace(run, sections={**run.sections, "other": other}, lines=lines)
+
+
 OF_TEXTS = replace(TRAINING, data_set="Texts")
 IMPORTED = StartupPart(
     "imports",
@@ -298,6 +306,8 @@ SAYS = {
         "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
         "the class of a loader's data set": replace(begun(OF_A_CLASS), loaders=(OF_TEXTS,)),
         "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
+        "a line that makes data in steps": making_in_steps(),
+        "a line that stands in steps for other data": making_in_steps(number=13),
     },
     "unused-imports": {
         "of two packages": begun(IMPORTED),

@@ -23,7 +23,7 @@ from training_profiler.diagnosis.places import (
     spent_text,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_run, found, has_enough_steps
-from training_profiler.model.snapshot import OUTSIDE_STEPS, PROFILER, LineStats, Snapshot
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats, Snapshot
 
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 AS_LONG: Final = 10  # times: epochs after the change, or between two checkpoints
@@ -65,10 +65,22 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     if cost.seconds <= LEAST_START_S.get(name, 10):  # a trial of a few steps has it, too
         return None
     text = ", ".join(line for line, _ in lines)
-    return cost.finding(
-        f"Before its first step the program spends {duration_text(cost.seconds)}{PURPOSES.get(name, '')}, "
-        f"{cost.share:.0%} of the run so far: {text}",
+    purpose, fix = (
+        PURPOSES.get(name, ""),
         f"If each run repeats it, keep its result in a file and load that{INSTEAD.get(name, '')}",
+    )
+    in_steps = {line.place for section in (DATA_LOADING, OTHER) for line in snapshot.lines_of_steps(section)}
+    if sum(seconds for line, seconds in lines if line.partition(" ")[0] in in_steps) > 0.5 * cost.seconds:
+        purpose = " where its steps take their data from"
+        fix = Fix(
+            "If a resume skips what it was trained on, let what makes it begin there, by an argument; else keep the "
+            "result in a file",
+            (Change.SKIPPED_BY_INDEX, Change.KEPT_RESULTS),
+        )
+    return cost.finding(
+        f"Before its first step the program spends {duration_text(cost.seconds)}{purpose}, {cost.share:.0%} of the run "
+        f"so far: {text}",
+        fix,
         seconds=cost.seconds,
         lines=text,
         part=name,

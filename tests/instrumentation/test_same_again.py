@@ -77,6 +77,14 @@ def of_short_lists(x):
     return torch.tensor([len(each) for each in x]) * 2
 
 
+def of_few_figures():
+    return torch.tensor([0.485, 0.456, 0.406]) * 2
+
+
+def of_rewards(x):
+    return torch.tensor([1.0 for _ in x]) * 2
+
+
 def of_other_lengths():
     length = int(torch.randint(3, 30, ()))
     return torch.ones(length, length).triu()
@@ -155,6 +163,9 @@ def train(instrumented, makes, steps=STEPS):
         (lambda x: filled_by_numpy(), ""),
         (lambda x: of_data_that_changes(), ""),
         (of_short_lists, ""),
+        (lambda x: of_few_figures(), "of_few_figures"),
+        (of_rewards, ""),
+        (lambda x: of_few_figures() * torch.tensor(x[0, :3].tolist()), "of_few_figures"),
         (lambda x: of_other_lengths(), ""),
         (gathers, ""),
         (lambda x: by_ranks(), ""),

@@ -26,7 +26,8 @@ LONG_NS: Final = 150_000_000  # after which one pass less has to do
 MOST_LINES: Final = 64
 LEAST_PART: Final = 0.1  # of a line's time, that did the same
 VALUES: Final = 64  # of a result, evenly spread
-FEW: Final = 1_000  # numbers; a shorter list may be the lengths or labels of a batch, and the same by chance
+FEW: Final = 1_000  # numbers; a shorter list may be the lengths or labels of a batch, and the same by chance ...
+FRACTIONS: Final = 3  # ... unless so many numbers in it differ and are not whole
 BY_SHAPE: Final = frozenset(f"aten::{name}" for name in (
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
 ))  # fmt: skip
@@ -198,8 +199,11 @@ class SameAgain:
             outputs = [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if self._is_tensor(each)]
             if func._schema.name == "aten::lift_fresh" and self._passes:  # of a list, or a number
                 values = outputs[0]
-                is_sure = values.is_cpu and (not values.dim() or values.numel() >= FEW)
-                name = hash((tuple(values.shape), _values(values, values.numel()))) if is_sure else None
+                numbers = _values(values, values.numel())
+                fractions = {each for each in numbers if each % 1} if values.is_floating_point() else ()
+                is_many = not values.dim() or len(numbers) >= FEW
+                is_sure = values.is_cpu and (is_many or len(fractions) >= FRACTIONS)
+                name = hash((tuple(values.shape), numbers)) if is_sure else None
                 self._storages.pop(values.untyped_storage()._cdata, None)
             made = [storage for each in outputs if (storage := each.untyped_storage())._cdata not in self._storages]
             if name is not None and (made or func._schema.is_mutable):  # a view has values that were compared

@@ -79,6 +79,12 @@ def with_labels():
     return {"input_ids": tokens, "labels": torch.where(real, tokens, -100)}
 
 
+def with_labels_of_answers():
+    batch = with_labels()
+    batch["labels"][:, :1] = -100
+    return batch
+
+
 def with_lengths():
     return {"input_ids": batch_of()[0], "lengths": torch.tensor(REAL)}
 
@@ -135,6 +141,7 @@ FOUND = {
     "one token ends texts and fills rows": (Net(), with_mask(padding=7), "the mask", (0.6, 1)),
     "padding at the left": (Net(), with_mask(is_left=True), "the mask", (0.6, 1)),
     "labels": (Net(), with_labels, "labels of -100", (0.6, 1)),
+    "labels of answers": (Net(), with_labels_of_answers, "labels of -100", (0.6, 1)),
     "lengths": (Net(), with_lengths, "the lengths", (0.6, 1)),
     "src_key_padding_mask": (Net("key_padding_mask"), ids(), "the attention mask", (0.6, 1)),
     "attn_mask": (Net("scaled_dot_product"), ids(), "the attention mask", (0.6, 1)),
@@ -226,6 +233,11 @@ def with_prompt():
     return {"input_ids": tokens, "labels": torch.where(labels[1], tokens, -100)}
 
 
+def with_first_labels():
+    tokens, real = batch_of((LONGEST,) * BATCH)[0], batch_of()[1]
+    return {"input_ids": tokens, "labels": torch.where(real, tokens, -100)}
+
+
 def with_tags():
     tokens, real = batch_of((LONGEST,) * BATCH)[0], batch_of()[1]
     return {"input_ids": tokens, "labels": real.long()}
@@ -249,6 +261,7 @@ SILENT = {
     "0 is a real token": (Net(), ids()),
     "another token is padding": (Net(padding=1), ids()),
     "labels of answers": (Net(), with_prompt),
+    "labels of the first tokens": (Net(), with_first_labels),
     "tags of tokens": (Net(), with_tags),
     "a mask without padding": (Net(), without_padding),
     "digits on a background": (Photos(), lambda: photos(at=(4, 6))),

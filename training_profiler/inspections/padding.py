@@ -253,7 +253,7 @@ class Padding(Inspection):
         elif len(shape) == 2 and bool(((tensor == 0) | (tensor == 1)).all()):
             batch.masks.extend(_masks(tensor, "the mask"))
         elif len(shape) == 2 and bool((ignored := tensor == IGNORED).any()):
-            batch.masks.extend(_masks(ignored, f"labels of {IGNORED}"))
+            batch.masks.extend(_masks(ignored, f"labels of {IGNORED}", are_labels=True))
         elif len(shape) == 3 or (len(shape) == 2 and not is_float):
             positions = tensor[..., None] if len(shape) == 2 else tensor[..., :4]  # features are enough
             batch.tensors.append([_rows(each, shape, self._values) for each in (positions, positions.transpose(0, 1))])
@@ -338,17 +338,18 @@ def _runs(marked: Any, is_left: bool) -> Any:
     return (marked if is_left else marked.flip(1)).int().cumprod(1).sum(1)
 
 
-def _masks(mask: Any, what: str) -> list[_Mask]:
+def _masks(mask: Any, what: str, *, are_labels: bool = False) -> list[_Mask]:
     """Return the masks that two values are, for rows and for columns, whichever of them marks padding.
 
-    The end of a row that has no padding shows which does. What is marked has to be all in one run.
+    The end of a row that has no padding shows which does. What is marked has to be all in one run, but for labels:
+    those of a prompt have no loss, either.
     """
     found = []
     for each in (mask, mask.T):
         for is_left in (False, True):
-            marked = each != (each[:, -1:] if is_left else each[:, :1])
+            marked = each if are_labels else each != (each[:, -1:] if is_left else each[:, :1])
             runs = _runs(marked, is_left)
-            if bool(runs.any()) and int(runs.sum()) == int(marked.sum()):
+            if bool(runs.any()) and (are_labels or int(runs.sum()) == int(marked.sum())):
                 found.append(_Mask(tuple(each.shape), is_left, runs, what))
     return found
 

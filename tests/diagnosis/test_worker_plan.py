@@ -128,6 +128,12 @@ def of_short_passes() -> Snapshot:
     return of_loader(replace(run, sections={**run.sections, "first_fetch": first}), is_remade=True)
 
 
+def often_queued() -> Snapshot:
+    run = handed_over()
+    assert run.machine is not None
+    return replace(run, machine=replace(run.machine, cpu_wait=Level(0.3, 0.4, 0.3)))
+
+
 SAYS = {
     "data-loading-bound": {
         "the line in the workers": RUN,
@@ -141,6 +147,10 @@ SAYS = {
         # The first batches, before the steps that count, took longer.
         "no CPU is free, and workers were slow at first": waiting_run(replace(WORKERS, batch_avg_s=0.090), busy=7.8),
         "handing over takes longer than making": handed_over(),
+        "the training would wait for a CPU, too": handed_over(
+            replace(IDLE_WORKERS, batch_avg_s=0.026, cpu_wait_avg_s=0.022)
+        ),
+        "the training often waits for a CPU": often_queued(),
         "busy workers are late": handed_over(replace(IDLE_WORKERS, phases={"idle": 0.2})),
         "a few long waits": handed_over(median_s=0.003),
         "passes of two batches": handed_over(first_batches=100),

@@ -158,8 +158,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
     few = bool(snapshot.lines) and sum(line.samples for line in all_lines) < 10
-    has_trainer = any(set(OF_PASSES).isdisjoint(phase.split(BETWEEN)) for phase in snapshot.phases)
-    fix, recording = IN_A_LIBRARY if has_trainer else MORE_STEPS if few else OWN_SECTIONS, ""
+    fix, recording = IN_A_LIBRARY if _has_trainer(snapshot) else MORE_STEPS if few else OWN_SECTIONS, ""
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
@@ -187,6 +186,10 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     elif of_run:  # the fix is about these lines alone
         saving_s = min(saving_s, sum(line.share for line in named) / of_run * total_s)
     return None if 0 < saving_s < MIN_SAVING_S else found(message, evidence, fix, saving_s=saving_s)
+
+
+def _has_trainer(snapshot: Snapshot) -> bool:
+    return any(set(OF_PASSES).isdisjoint(phase.split(BETWEEN)) for phase in snapshot.phases)
 
 
 def _computed_beside_s(snapshot: Snapshot) -> float:

@@ -1,6 +1,6 @@
 """How many workers a loader needs, and what they can bring at most, from what making a batch takes now."""
 
-from math import ceil
+from math import ceil, inf
 from typing import Final, NamedTuple
 
 from training_profiler.base.framework_frames import SAMPLER
@@ -19,6 +19,7 @@ FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
 A_PART: Final = 0.2  # of the lines' time
+OFTEN_QUEUED: Final = 0.1  # of the training's time
 CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
 
@@ -45,20 +46,25 @@ class WorkerPlan(NamedTuple):
     lock: SharedLock | None = None  # where it is what allows no more workers
     waits: bool = False  # the workers compute less than they wait, for a disk, a network or another program
     handing_over_s: float = 0.0  # the median wait for a batch of workers that are mostly idle; 0 if they are not
+    with_queue_s: float = (
+        0.0  # making it in the training, which waits for a CPU as a worker does; inf if that is unknown
+    )
 
     @property
     def is_better_without(self) -> bool:
         """Whether the training would make its batches itself in less time than it takes them over from workers."""
-        without_s = self.using_s + self.making_s
-        return self.handing_over_s > self.making_s and without_s < CLEARLY_FEWER * self.now_s
+        without_s = self.using_s + self.with_queue_s
+        return self.handing_over_s > self.with_queue_s and without_s < CLEARLY_FEWER * self.now_s
 
     @property
     def saved(self) -> float:
         """The part of the waiting that as many workers as are useful save; 1 where the work itself has to shrink."""
         if self.is_better_without:
-            return (self.now_s - self.using_s - self.making_s) / (self.now_s - self.using_s)
-        if self.useful <= self.now or self.now_s <= self.using_s:
+            return (self.now_s - self.using_s - self.with_queue_s) / (self.now_s - self.using_s)
+        if self.now_s <= self.using_s:
             return 1.0
+        if self.useful <= self.now:  # each batch is still handed over
+            return max(0.0, 1 - self.handing_over_s / (self.now_s - self.using_s))
         return (self.now_s - self.at_best_s) / (self.now_s - self.using_s)
 
     @property
@@ -176,6 +182,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         lock=lock,
         waits=lock is None and waiting_share(workers) >= MOSTLY_WAITS,
         handing_over_s=_handing_over_s(snapshot, workers),
+        with_queue_s=inf if _is_queued(snapshot) else workers.batch_avg_s,
     )
 
 
@@ -191,6 +198,12 @@ def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
     in_sampler = sum(line.share for line in lines if line.phase == SAMPLER) > A_PART * sum(line.share for line in lines)
     is_first = first is not None and first.count > 0.25 * fetches.count
     return 0.0 if is_first or in_sampler else fetches.p50_s
+
+
+def _is_queued(snapshot: Snapshot) -> bool:
+    """Return whether the training often waits for a CPU: more processes of its own get more of these then."""
+    queued = None if snapshot.machine is None else snapshot.machine.cpu_wait_own or snapshot.machine.cpu_wait
+    return queued is not None and queued.mean > OFTEN_QUEUED
 
 
 def waiting_share(workers: WorkerStats) -> float:

@@ -54,8 +54,7 @@ WORTH_NAMING: Final = 4 * 2**20  # bytes that a variable has grown by
 PUTS: Final = {*KEEPERS, "extend", "update", "setdefault"}  # methods that add elements
 # What is as quick for many elements as for few.
 QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
-# What makes something as large of all elements.
-AS_LARGE: Final = {*PUT_TOGETHER, "tensor", "array", "asarray", "sorted"}
+AS_LARGE: Final = {*PUT_TOGETHER, "tensor", "array", "asarray", "sorted"}  # these copy all elements
 NOT_OF_THE_PROGRAM: Final = ("torch", "builtins", "numpy", "collections", "training_profiler")  # classes
 NOT_LOOKED_INTO: Final = (type, ModuleType, FunctionType)
 
@@ -233,9 +232,7 @@ class GrowthWatch:
 
 def has_grown(kind: str, points: Any) -> bool:
     """Return whether so much of a kind grows, by its first, middle and last amounts."""
-    if (
-        kind == GRAPH
-    ):  # of several losses some may not lead there; a generator's is from before the discriminator's step
+    if kind == GRAPH:  # of several losses some may not lead there; a generator's is from before the other's step
         points = [point for point in points if point[1]]
     if len(points) < 3:
         return False
@@ -474,8 +471,7 @@ def _copies(node: ast.AST, is_it: Callable[[ast.AST], bool]) -> Iterator[str]:
         if isinstance(target, ast.Tuple) and isinstance(pairs[0][1], ast.Tuple):
             pairs = list(zip(target.elts, pairs[0][1].elts, strict=False))
         for to, value in pairs:
-            function = getattr(value, "func", value)
-            called = getattr(function, "id", getattr(function, "attr", ""))
+            called = getattr(getattr(value, "func", None), "id", getattr(getattr(value, "func", None), "attr", ""))
             if isinstance(to, ast.Name) and called in AS_LARGE and any(map(is_it, getattr(value, "args", ()))):
                 yield to.id
 

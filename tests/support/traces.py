@@ -63,6 +63,11 @@ class Trace:
         self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": fields})
         return self
 
+    def counter(self, name: str, ts: Any, value: Any, *, pid: Any = "GPU 0 Counters", series: str = "") -> "Trace":
+        args = value if isinstance(value, dict) else {series: value}
+        self.events.append({"ph": "C", "cat": "hardware_counters", "name": name, "pid": pid, "ts": ts, "args": args})
+        return self
+
     def text(self) -> str:
         return json.dumps(self.top | {"traceEvents": self.events})
 

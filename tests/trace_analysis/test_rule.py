@@ -11,6 +11,7 @@ from training_profiler.trace_analysis.rules_findings import recommendations, sav
 from training_profiler.trace_analysis.rules_registry import RULES
 
 GIB = 2**30
+OF_PEAK = "pct_of_peak_sustained_elapsed"
 STEP = 1000  # us, of all traces here: one us is 0.1% of step time
 
 
@@ -24,6 +25,17 @@ def stepped(count=1, **top):
 def busy(trace, begin=0, end=STEP):
     """Add a kernel that no rule is about."""
     return trace.kernel("vectorized_elementwise_kernel", begin, end - begin, stream=99)
+
+
+def clocks(*values, name="SM Clock (MHz)", idle=None, device=0, kernel="gemm", cat="kernel"):
+    """Return a trace with a sample every ms of which each second one is in a gap, if it has a value when idle."""
+    trace, every = Trace(), 1 if idle is None else 2
+    for i, value in enumerate(values):
+        trace.kernel(kernel, 1000 * every * i, 1000, cat=cat)
+        trace.counter(name, 1000 * every * i, value, pid=f"GPU {device} Counters")
+        if idle is not None:
+            trace.counter(name, 1000 * every * i + 1000, idle)
+    return trace.counter(name, 1000 * every * len(values), values[-1], pid=f"GPU {device} Counters")
 
 
 def data_loading(us):
@@ -267,6 +279,30 @@ CASES = {
             stepped(),
         ],
     ),
+    "clock-falls": (
+        [clocks(1980, 1980, 1880, 1850, 1850, 1850, 1850), clocks(300, 1000, 1980, 1980, 1000, 1000)],
+        [
+            clocks(1980, 1980, 1965, 1950, 1965, 1950),
+            clocks(1980, 1980, 1880, 1870, 1870, 1870, 1870),
+            clocks(300, 1000, 1200, 1500, 1980, 1980),  # rises
+            clocks(1000, 1000, 1000, 1000, 1000, 1000),  # as the user set it
+            clocks(1980, 1980, 1980, 1980, 1980, 1980, idle=345),
+            clocks(1980, 1980, 1000, 1000),  # too few
+            clocks(1980, 1980, 1000, 1000, 1000, 1000, name="Memory Clock (MHz)"),
+            clocks(1980, 1980, 1000, 1000, 1000, 1000, device=1),  # another device
+            stepped(),
+        ],
+    ),
+    "sms-idle": (
+        [clocks(*6 * [49], name="SM Active (%)"), clocks(*6 * [49], name=f"sm__cycles_active.avg.{OF_PEAK}")],
+        [
+            clocks(*6 * [50], name="SM Active (%)", idle=0),
+            clocks(*6 * [10], name="DRAM BW (%)"),
+            clocks(*6 * [10], name="SM Active (%)", kernel="ncclDevKernel_AllReduce"),
+            clocks(*6 * [10], name="SM Active (%)", kernel="Memcpy DtoD", cat="gpu_memcpy"),
+            stepped(),
+        ],
+    ),
     "backward-slow": ([phases(100, 301)], [phases(100, 300), stepped()]),
     "optimizer-heavy": ([phases(update=150.001)], [phases(update=150), stepped()]),
     "forward-dominates": ([phases(600.001, 300)], [phases(600, 300), stepped()]),
@@ -478,6 +514,8 @@ SCENARIOS = {
     "the largest saving comes first, unknown ones last": data_loading(400).copy(TO_DEVICE, 1000, 500),
     "a loader without workers is named": data_loading(200),
     "a loader with workers is not reported without": busy(stepped().mark(WITH_WORKERS, 0, 200)),
+    "a clock that falls is named with its device": clocks(1980, 1980, 1400, 1400, 1400, 1400),
+    "multiprocessors without work are": clocks(*6 * [31], name="SM Active (%)"),
     "a healthy trace has no finding": busy(busy(busy(stepped(3)), STEP, 2 * STEP), 2 * STEP, 3 * STEP),
     "the saving is the mean over devices": two_devices(),
     "devices that take turns are one busy system": in_turns(900),

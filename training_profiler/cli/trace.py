@@ -184,7 +184,8 @@ def _views(
     ranks: Sequence[RankCollective],
     thresholds: Mapping[str, float],
 ) -> list[str]:
-    by_default = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
+    *by_default, last = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
+    by_default += ["counters", last] if trace.counters else [last]
     return [render_view(view, trace, sort, ranks, thresholds) for view in asked or by_default]
 
 

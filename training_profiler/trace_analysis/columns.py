@@ -48,6 +48,10 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 NONE: Final = -1  # for values that an event lacks
 
 
+# Times and values by process, counter and key of the value; NaN for no value.
+Counters = dict[tuple[str, str, str], tuple[Ints, Floats]]
+
+
 class Intervals(NamedTuple):
     """Disjoint intervals in ascending order, none touching the next; begin inclusive, end exclusive."""
 
@@ -161,6 +165,7 @@ CATEGORY_NAMES: Final = (*_GIVEN, "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"
+OWN_PROCESS: Final = "training-profiler"
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP_NAME: Final = "ProfilerStep#"
 _OF_THE_LOOP: Final = ("Optimizer.step#", "enumerate(DataLoader)")
@@ -263,6 +268,7 @@ class Columns:
     blocks_per_sm: Floats
     memory: Memory
     samples: Samples
+    counters: Counters
     device_names: tuple[str, ...]
     device_bytes: dict[int, int]  # of memory, by index; only known ones
     world_size: int | None
@@ -276,7 +282,8 @@ class Columns:
         """Return the columns with all times of devices later by ``skew_ns``."""
         late_ns = np.where(self.is_of(*GPU_CATEGORIES, "gpu_user_annotation"), skew_ns, 0)
         begin_ns, end_ns = self.begin_ns + late_ns, self.end_ns + late_ns
-        corrected = replace(self, begin_ns=begin_ns, end_ns=end_ns, skew_ns=skew_ns)
+        counters = {key: (at_ns + skew_ns, values) for key, (at_ns, values) in self.counters.items()}
+        corrected = replace(self, begin_ns=begin_ns, end_ns=end_ns, counters=counters, skew_ns=skew_ns)
         ordered: Columns = _ordered(corrected, np.argsort(begin_ns, kind="stable"))
         return ordered
 

@@ -31,8 +31,9 @@ from training_profiler.trace_analysis.columns import (
     is_of,
     numbered,
 )
+from training_profiler.trace_analysis.counters import CounterSamples
 from training_profiler.trace_analysis.event_arguments import Categories, Rows, TimeProblemError, integer_or_none, joined
-from training_profiler.trace_analysis.reader import Args, RawTrace, TraceEvent
+from training_profiler.trace_analysis.reader import MISSING, Args, CounterEvent, RawTrace, TraceEvent
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
@@ -93,7 +94,8 @@ def read_ranks(path: Path, ranks: Collection[int]) -> dict[int, Columns]:
             rank = int(match[1]) if match and int(match[1]) in tables else rank  # else of the rank before
             events[rank].append(event)
         for each, of_rank in events.items():
-            tables[each].add(RawTrace(of_rank, [], {}, part.notes))
+            of_counters = [event for event in part.counters if str(event.pid).startswith(f"{each}_")]
+            tables[each].add(RawTrace(of_rank, [], {}, part.notes, of_counters))
     for each, table in tables.items():
         table.add(RawTrace([], of_file.devices, of_file.distributed | {"rank": each}))
     return {each: table.columns() for each, table in tables.items()}
@@ -133,6 +135,7 @@ class _Table:
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
         self._lines = Numbers()
+        self._counters = CounterSamples()
         self._devices: list[dict[str, Any]] = []
         self._distributed: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
@@ -153,6 +156,7 @@ class _Table:
         others = [event for event in rest if event.ph != "X" and event.ph in _OTHER_PHASES]
         self._add_halves([event for event in others if event.ph != "i"])
         self._add_instants([event for event in others if event.ph == "i"])
+        self._counters.add(part.counters, self._times(part.counters))
 
     def _add_halves(self, halves: Sequence[TraceEvent]) -> None:
         if not halves:
@@ -188,7 +192,7 @@ class _Table:
         rows = times | {"name": self._names.of(names), "track": track, "category": category}
         return rows | event_arguments.argument_rows(category, args, self._texts)
 
-    def _times(self, events: Sequence[TraceEvent], field: str = "ts") -> Ints:
+    def _times(self, events: Sequence[TraceEvent | CounterEvent], field: str = "ts") -> Ints:
         try:
             return event_arguments.times_ns(list(map(attrgetter(field), events)))
         except TimeProblemError as problem:
@@ -207,7 +211,9 @@ class _Table:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
         names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
         nameless = int((rows["name"] == self._names[None]).sum()) if None in self._names else 0
-        said = (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+        said = [f"{counted(nameless, 'event')} without a name"] if nameless else []
+        if self._counters.unread:
+            said.append(f"{counted(self._counters.unread, 'sample')} of counters, not read: no number, or too many")
         threads, thread = self._threads(rows["track"])
         _check_number(len(set(rows["device"].tolist())), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
@@ -242,13 +248,14 @@ class _Table:
             samples=Samples(
                 samples["at_ns"], samples["line"], tuple(printable(str(line), MOST_NAME) for line in self._lines)
             ),
+            counters=self._counters.columns(),
             device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
             device_bytes={i: size for i, size in sizes if size is not None and size > 0},
             world_size=integer_or_none(self._distributed.get("world_size")),
             rank=integer_or_none(self._distributed.get("rank")),
             compute_capability=_capability(self._devices),
             lost_halves=lost_halves,
-            notes=self._notes + said + _unread(rows, tracks=[str(each[0]) for each in self._tracks]),
+            notes=(*self._notes, *said, *_unread(rows, tracks=[str(each[0]) for each in self._tracks])),
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
@@ -315,8 +322,8 @@ def _check_number(count: int, what: str, most: int, where: str) -> None:
         raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
 
 
-def _described(event: TraceEvent) -> str:
-    ts, dur = (_as_read(time)[:40] for time in (event.ts, event.dur))
+def _described(event: TraceEvent | CounterEvent) -> str:
+    ts, dur = (_as_read(time)[:40] for time in (event.ts, getattr(event, "dur", MISSING)))
     return f"{str(event.name)[:60]!r} with ts {ts}, dur {dur}"
 
 

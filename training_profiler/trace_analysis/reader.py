@@ -253,6 +253,25 @@ class TraceEvent(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
+class CounterEvent(msgspec.Struct, gc=False):
+    """An event that has values of a counter in its arguments, under any keys."""
+
+    ph: Number = ""
+    name: Number = ""
+    pid: Number = None
+    ts: msgspec.Raw = MISSING
+    args: msgspec.Raw = MISSING
+
+
+class _Counters(msgspec.Struct, gc=False):
+    events: list[CounterEvent] = msgspec.field(name="traceEvents")
+
+
+_HAS_COUNTERS: Final = re.compile(rb'"ph"\s*:\s*"C"')
+# Counters without a value, as Kineto and Python write them: no JSON.
+_NO_NUMBER: Final = re.compile(rb'(":\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,}])')
+
+
 class _File(msgspec.Struct, gc=False):
     events: list[TraceEvent] = msgspec.field(name="traceEvents")
     devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="deviceProperties")
@@ -266,6 +285,7 @@ class RawTrace(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
     notes: tuple[str, ...] = ()  # what of the file could not be read
+    counters: list[CounterEvent] = []
 
 
 def read_parts(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[RawTrace]:
@@ -278,7 +298,7 @@ def read_parts(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[RawTrace]:
         NoPiecesError: The same.
     """
     for piece in pieces_of(chunks_of(path, most_bytes)):
-        yield _raw_trace(_decoded(path, piece), [])
+        yield _raw_trace(*_decoded(path, piece), [])
 
 
 def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
@@ -293,14 +313,14 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
         raise TraceError(f"{path} is not a trace of torch.profiler: most of it is small or empty objects")
     try:
-        file = _decoded(path, text)
+        decoded = _decoded(path, text)
     except TraceError:
         whole = closed(text)
         if whole is None:
             raise
         text, note = whole
-        file, notes = _decoded(path, text), [*notes, note]
-    return _raw_trace(file, notes)
+        decoded, notes = _decoded(path, text), [*notes, note]
+    return _raw_trace(*decoded, notes)
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -310,13 +330,14 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     return text if whole is None else whole[0]
 
 
-def _raw_trace(file: _File, notes: list[str]) -> RawTrace:
+def _raw_trace(file: _File, counters: list[CounterEvent], notes: list[str]) -> RawTrace:
     devices, distributed = _small(file.devices), _small(file.distributed)
     return RawTrace(
         file.events,
         [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
         distributed if isinstance(distributed, dict) else {},
         tuple(notes),
+        counters,
     )
 
 
@@ -337,11 +358,16 @@ def _small(part: msgspec.Raw) -> Any:
         return None
 
 
-def _decoded(path: Path, text: bytes | bytearray) -> _File:
+def _decoded(path: Path, text: bytes | bytearray) -> tuple[_File, list[CounterEvent]]:
+    has_counters = _HAS_COUNTERS.search(text)
     try:
         if _BEGINS_LIST.match(text):  # the format also allows a plain list of events
-            return _File(msgspec.json.decode(text, type=list[TraceEvent]))
-        return msgspec.json.decode(text, type=_File)
+            file = _File(msgspec.json.decode(text, type=list[TraceEvent]))
+        else:
+            file = msgspec.json.decode(text, type=_File)
+        found = msgspec.json.decode(text, type=_Counters | list[CounterEvent]) if has_counters else []
+        events = found.events if isinstance(found, _Counters) else found
+        return file, [event for event in events if event.ph == "C" and len(event.ts)]
     except msgspec.ValidationError as error:
         raise TraceError(f"{path} is not a trace of torch.profiler: {_one_line(error)}") from None
     except RecursionError:
@@ -349,6 +375,9 @@ def _decoded(path: Path, text: bytes | bytearray) -> _File:
     except UnicodeDecodeError:  # in a name; a replaced character does no harm
         return _decoded(path, text.decode("utf-8", "replace").encode())
     except msgspec.DecodeError as error:
+        mended, count = _NO_NUMBER.subn(rb"\1null", text) if has_counters else (text, 0)
+        if count:
+            return _decoded(path, mended)
         what = _one_line(error)
         if "truncated" in what and text.rstrip()[-1:] not in (b"}", b"]"):
             raise TraceError(

@@ -94,6 +94,7 @@ def trace_data(
         "communication": [asdict(collective) for collective in analysis.collectives],
         "memory": [asdict(memory) for memory in analysis.memory],
         **_judgement(analysis, thresholds),
+        "counters": counter_data(analysis),
         "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
         "critical_path": path_data(analysis.graph),
         "bus_bandwidth": bandwidth_data(analysis),
@@ -257,6 +258,12 @@ def place_data(kind: str, analysis: Trace) -> list[dict[str, Any]]:
         | {"gaps_ms": in_ms(place.idle_ns) if analysis.has_gpu else None}
         for place in places.rows
     ]
+
+
+def counter_data(analysis: Trace) -> list[dict[str, Any]]:
+    """Return what each counter says."""
+    fields = "counter=name device samples least mean most busy=busy_mean gaps=idle_mean"
+    return [data_of(each, fields) for each in analysis.counters]
 
 
 def bandwidth_data(analysis: Trace) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ from training_profiler.base.html import Html, element, joined, part
 from training_profiler.base.table import Column, Table
 from training_profiler.base.units import counted
 from training_profiler.reports.page_document import document
-from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
+from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, OWN_PROCESS, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.communication import RankCollective
+from training_profiler.trace_analysis.counters import charts_of
 from training_profiler.trace_analysis.critical_path import critical_path, outcomes, spans_of
 from training_profiler.trace_analysis.events import PARTS
 from training_profiler.trace_analysis.gaps import Gap
@@ -24,6 +25,7 @@ from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.reader import read_text
 from training_profiler.trace_analysis.report_figures import (
     bandwidth_data,
+    counter_data,
     data_of,
     in_ms,
     jump_data,
@@ -100,6 +102,12 @@ def over_ranks_rows(ranks: Sequence[RankCollective]) -> Table:
     )
 
 
+def counter_rows(trace: Trace) -> Table:
+    """Return the counters, each of each device."""
+    numbers = (Column(name, "", "{:.4g}".format) for name in ("least", "mean", "most", "busy", "gaps"))
+    return Table(counter_data(trace), (*map(Column, ("counter", "device", "samples")), *numbers))
+
+
 TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "steps": lambda trace: Table(
         [
@@ -121,6 +129,7 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     ),
     "gaps": lambda trace: idle_rows(trace.gaps),
     "idle_at_ends": lambda trace: idle_rows(trace.edges),
+    "counters": counter_rows,
     "collectives": lambda trace: Table(
         [data_of(row, "collective=kind count bytes total_ms hidden_ms") for row in trace.collectives]
     ),
@@ -147,6 +156,7 @@ _ON_PAGE: Final = {
     "roofline": ("", "What operators achieve", "device_ms"),
     "bus_bandwidth": ("bandwidth", "Bus bandwidth of collectives", "total_ms"),
     "gaps": ("", "Gaps of the device", "length_ms"),
+    "counters": ("", "Counters, while the device is busy and in its gaps", ""),
     "idle_at_ends": ("", "Idle before the first work and after the last", "length_ms"),
     "sections": ("", "Sections", "host_total_ms"),
     "modules": ("", "Modules", "host_total_ms"),
@@ -167,6 +177,13 @@ def render_traces(
         title = "Communication over ranks"
         parts.append(part("ranks", title, over_ranks_rows(over_ranks).html(f"{title}, means per run")))
     parts += _path(joined_graph, "ranks", "over ranks")
+    only = traces[0] if len(traces) == 1 else None  # the axis of the charts is of one recording
+    charts = charts_of(only.counters, only.devices, only.extent) if only else []
+    parts.append(
+        part(
+            "machine", "Counters over time", *(element("div", id="machine-charts", class_="charts") for _ in charts[:1])
+        )
+    )
     parts += [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
     title = traces[0].path.name if len(traces) == 1 else f"{len(traces)} traces"
     devices = {device.name for trace in traces for device in trace.devices if device.name}
@@ -176,7 +193,7 @@ def render_traces(
         title,
         " · ".join([f"{counted(events, 'event')}, {works or 'none'} of them on a device", *sorted(devices)]),
         joined(parts),
-        {},
+        {"machine": charts},
     )
 
 
@@ -223,7 +240,6 @@ def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
     return joined(parts)
 
 
-PROCESS: Final = "training-profiler"
 _LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[')
 
 
@@ -244,7 +260,7 @@ def annotated(path: Path) -> bytes:
 
 
 def _events(analysis: Trace) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", 0, PROCESS)
+    yield _named("process_name", 0, OWN_PROCESS)
     devices = [device.index for device in analysis.devices]
     for index in devices:
         yield _named("thread_name", index, f"gaps of device {index}")
@@ -270,12 +286,12 @@ def _events(analysis: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": PROCESS, "tid": thread, "args": {"name": name}}
+    return {"ph": "M", "name": what, "pid": OWN_PROCESS, "tid": thread, "args": {"name": name}}
 
 
 def _span(category: str, name: str, thread: int, begin_ns: int, end_ns: int, args: dict[str, str]) -> dict[str, Any]:
     times = {"ts": begin_ns, "dur": end_ns - begin_ns}
-    return {"ph": "X", "cat": category, "name": name, "pid": PROCESS, "tid": thread, **times, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "pid": OWN_PROCESS, "tid": thread, **times, "args": args}
 
 
 def _counters(columns: Columns, call: Ints, device: int) -> Iterator[dict[str, Any]]:
@@ -301,7 +317,7 @@ def _counter(
     is_last = np.append(times[1:] != times[:-1], True)[: len(times)]  # of several changes at a time the sum counts
     for at, value in zip(times[is_last].tolist(), sums[is_last].tolist(), strict=True):
         shown = round(abs(value), 3)
-        yield {"ph": "C", "name": name, "pid": PROCESS, "tid": 0, "ts": at, "args": {unit: shown}}
+        yield {"ph": "C", "name": name, "pid": OWN_PROCESS, "tid": 0, "ts": at, "args": {unit: shown}}
 
 
 def _written(event: Mapping[str, Any]) -> str:

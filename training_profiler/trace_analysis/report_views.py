@@ -43,6 +43,7 @@ VIEWS: Final[Mapping[str, Callable[[Trace, str, Sequence[RankCollective], Mappin
     "kernels": lambda trace, *_: work.kernels(trace),
     "roofline": lambda trace, *_: work.roofline(trace),
     "trace": lambda trace, *_: _trace(trace),
+    "counters": lambda trace, *_: work.counters(trace),
     "memory": lambda trace, *_: _memory(trace),
     "communication": lambda trace, _, over_ranks, __: work.communication(trace, over_ranks),
     CRITICAL_PATH: lambda trace, *_: render_path(trace.graph),

@@ -11,7 +11,7 @@ from training_profiler.trace_analysis.code_places import TracedLine, TracedPlace
 from training_profiler.trace_analysis.communication import BusBandwidth, RankCollective
 from training_profiler.trace_analysis.operators import Kernel, Rate
 from training_profiler.trace_analysis.report_figures import amount, kernel, listing, ms, ms_number, percent, us
-from training_profiler.trace_analysis.report_files import operator_rows, place_rows
+from training_profiler.trace_analysis.report_files import counter_rows, operator_rows, place_rows
 from training_profiler.trace_analysis.trace import Trace
 
 MOST_ROWS: Final = 25
@@ -27,6 +27,8 @@ _LEGEND: Final = (
     "A moment belongs to the innermost place, so self times add up; total includes inner places, and a place within "
     "itself counts once. Gaps are those of 30 us or more."
 )
+_NO_COUNTERS: Final = "This trace has no counters (environment counters or PM sampling, newer than torch 2.13)."
+_COUNTERS: Final = "Means by time; busy, gaps: of samples over 90% in work of the device, or in gaps of 30 us or more."
 _OTHER_ARGUMENTS: Final = re.compile(r"(,\[\])+\]$")  # at the end of shapes: arguments that are not tensors
 _ABOVE: Final = (
     "Above 100%: faster than the counted work allows. The data was in a cache, an input was expanded, or the algorithm "
@@ -42,6 +44,11 @@ def operators(analysis: Trace, sort: str) -> str:
         for row in found.rows[:MOST_ROWS]
     ]
     return found.text(MOST_ROWS, details)
+
+
+def counters(analysis: Trace) -> str:
+    """Return the counters, beside when the device is busy and its gaps."""
+    return f"{counter_rows(analysis).text(MOST_ROWS)}\n\n{wrapped(_COUNTERS if analysis.counters else _NO_COUNTERS)}"
 
 
 def code(analysis: Trace) -> str:

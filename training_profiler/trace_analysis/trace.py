@@ -13,6 +13,7 @@ from training_profiler.trace_analysis import communication, events, host_activit
 from training_profiler.trace_analysis.code_places import idle_times
 from training_profiler.trace_analysis.columns import Columns
 from training_profiler.trace_analysis.completeness import IMPOSSIBLE, doubts_of, unseen_work, without_skew
+from training_profiler.trace_analysis.counters import series_of
 from training_profiler.trace_analysis.event_table import ranks_of, read_columns, read_ranks
 from training_profiler.trace_analysis.events import DeviceMemory, StepParts, TracedEvents
 from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING
@@ -159,6 +160,8 @@ class Trace(TracedEvents):
 
     # All idle times of at least 30 us in the steps: gaps, and before the first work and after the last.
     idle_times = _of(lambda trace: trace.gaps + trace.edges)
+    # What the counters say, each of each device.
+    counters = _of(lambda trace: series_of(trace.columns.counters, trace.extent, trace.devices, trace.idle_times))
     # From the start of the first device work to the end of the last.
     span_ns = _of(lambda trace: trace.extent[1] - trace.extent[0])
     # Whether nothing speaks against the figures about the device.

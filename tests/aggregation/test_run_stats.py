@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.base.peaks import MEASURED
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
 from training_profiler.model.program import NOTHING_KNOWN, OptimizerFacts, PaddingFacts, ProgramFacts
@@ -274,8 +275,10 @@ def test_an_interval_has_rates_of_its_own():
     [
         (StepFlops(39 * 10**12, "bfloat16", A100), (78.0, 312.0, "NVIDIA A100 data sheet", 0.25)),
         (StepFlops(10**12, "float32", "Some other accelerator"), (2.0, None, "", None)),
+        (StepFlops(10**12, "float32", "", "", 0, 0, 8.0), (2.0, 8.0, MEASURED, 0.25)),
+        (StepFlops(39 * 10**12, "bfloat16", A100, "", 0, 0, 99.0), (78.0, 312.0, "NVIDIA A100 data sheet", 0.25)),
     ],
-    ids=["the peak of the device for the type", "an unknown device"],
+    ids=["the peak of the device for the type", "an unknown device", "measured", "measured, but known"],
 )
 def test_utilization_is_of_a_known_peak(flops, expected):
     rates = run_of(10, flops=flops).snapshot().throughput

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.support.commands import printed
-from training_profiler.cli import main
+from training_profiler.base import peaks
+from training_profiler.cli import doctor, main
 from training_profiler.runtime import checkup
 
 
@@ -49,6 +50,58 @@ def test_settings_show_where_they_come_from_and_the_recorder_why_it_serves(here,
     }
     recorder = found["Instrumentation"]["recorder"]
     assert recorder == "Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(doctor, "MEASURE_S", 0.0)
+    monkeypatch.setattr(doctor, "MOST_ROWS", 512)
+    monkeypatch.setattr(doctor, "COPIED", 1024)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_measured_peaks_are_kept_where_runs_look_for_them(here, measured, capsys):
+    import torch
+
+    name = peaks.cpu_name(torch.get_num_threads())
+    assert peaks.measured_peak(name, "float32") is None
+    found = json.loads(printed(capsys, "doctor", "--measure-peak", "--json"))[f"Peak of {name}"]
+    assert found["kept in"] == str(peaks.measured_file(name))
+    for dtype in ("float32", "bfloat16", "float16"):
+        rate = peaks.measured_peak(name, dtype)
+        assert found[dtype] == f"{rate:.3g} TFLOP/s, the fastest of 2 products of 512 x 512"
+    assert found["memory"].endswith(" GB/s read and written, copying 0 MiB")
+    assert peaks.measured_peak(name, "int8") is None
+
+
+def test_peaks_that_cannot_be_kept_are_a_problem(here, measured, capsys):
+    (measured / "cache").write_text("")
+    assert main(["doctor", "--measure-peak", "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith("the rates could not be kept")
+
+
+def test_a_type_in_which_a_device_does_not_compute_is_said(here, measured, monkeypatch, capsys):
+    def refuses(torch, device, dtype):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(doctor, "_matmul_tflops", refuses)
+    found = json.loads(printed(capsys, "doctor", "--measure-peak", "--json"))
+    (rows,) = [rows for title, rows in found.items() if title.startswith("Peak of")]
+    assert rows["float32"] == "not measured: no kernel"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"tflops": 1}', '{"tflops": {"float32": "fast"}}', '{"tflops": {"float32": -1}}',
+             '{"tflops": {"float32": NaN}}', '{"tflops": {"float32": 1e300}}', "[" * 100_000],
+)  # fmt: skip
+def test_files_of_others_are_no_measured_peaks(measured, text):
+    path = peaks.measured_file("A device/0")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert peaks.measured_peak("A device/0", "float32") is None
 
 
 def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys):

@@ -1,11 +1,16 @@
 """The counters of a real GPU say what known work does; a table shows what was measured and what is expected."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
 
 from tests.gpu.running import run
 from tests.support.recording import snapshot_of
+from training_profiler.base.peaks import peak_of
 from training_profiler.diagnosis.precision import gpu_bound
 from training_profiler.model.snapshot import GpuStats, Level, MachineStats, Throughput
 
@@ -66,3 +71,21 @@ def test_counters_say_what_known_work_does(tmp_path, kind):
     print("readings:", result["known"])
     assert [row for row in rows if not row[3] <= row[2] <= row[4]] == []
     assert limits == {work: LIMITS[work] for work in limits}
+
+
+def test_measured_peaks_are_near_those_of_the_data_sheet(tmp_path, kind):
+    if kind != "cuda":
+        pytest.skip(f"doctor measures no {kind}")
+    command = [sys.executable, "-m", "training_profiler", "doctor", "--measure-peak", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, timeout=120
+    )
+    assert done.stdout, done.stderr.decode()[-2000:]
+    found, rows = json.loads(done.stdout), []
+    for kept in (tmp_path / "training-profiler" / "peaks").iterdir():
+        measured = json.loads(kept.read_text())
+        for dtype, rate in measured["tflops"].items():
+            print(f"{measured['device']:32} {dtype:10} {found['Peak of ' + measured['device']][dtype]}")
+            sheet = peak_of(measured["device"], dtype)
+            rows += [] if sheet is None else [(measured["device"], dtype, rate / sheet[0])]
+    assert [row for row in rows if not 0.5 <= row[2] <= 1.05] == []

@@ -12,6 +12,7 @@ from torch import library, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
+from training_profiler.base.peaks import cpu_name, measured_file
 from training_profiler.inspections import flop_operations as operations
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.inspections.flop_operations import MANY, READ_EACH, Operations
@@ -101,6 +102,15 @@ def test_flops_match_torch_flop_counter(instrumented, make, shape):
     facts = instrumented.instrumentation.program_facts()
     assert 0 < facts.forward.operators < facts.operators
     assert 0 < facts.forward.operators_s < facts.forward.calls_s
+
+
+def test_the_measured_peak_of_the_cpu_is_kept_with_the_step(instrumented, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = measured_file(cpu_name(torch.get_num_threads()))
+    path.parent.mkdir(parents=True)
+    path.write_text('{"tflops": {"float32": 0.25}}')
+    Trainer(*NETS[0].values[:1], *NETS[0].values[1], instrumented=instrumented).steps()
+    assert instrumented.instrumentation.flops.counted.measured_tflops == 0.25
 
 
 def test_the_line_that_starts_most_operators_is_known(instrumented, monkeypatch):

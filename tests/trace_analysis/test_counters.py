@@ -67,7 +67,7 @@ def test_means_are_as_counted_us_by_us(tmp_path, samples, works):
     assert found.busy_mean == (pytest.approx(sum(busy) / len(busy)) if busy else None)
 
 
-def test_devices_and_series_are_told_apart(tmp_path):
+def test_devices_and_series_stay_apart(tmp_path):
     trace = Trace().kernel("k", 0, 10, device=0).kernel("k", 10, 10, device=1)
     for at, value in ((0, 1), (10, 2), (20, 3)):
         trace.counter("Power (W)", at, value).counter("Power (W)", at, 10 * value, pid="GPU 1 Counters")
@@ -79,7 +79,7 @@ def test_devices_and_series_are_told_apart(tmp_path):
     }  # fmt: skip
 
 
-def test_what_is_no_number_or_has_no_time_is_left_out(tmp_path):
+def test_what_is_not_a_number_or_has_no_time_is_left_out(tmp_path):
     trace = sampled([40, float("nan"), 60, float("-inf"), 5, 1])
     for value in ("5 W", None, True, [1], 10**400, "1e40"):
         trace.counter("odd", 1, value)

@@ -21,7 +21,7 @@ from training_profiler.aggregation.summary import (
     warmup_steps,
 )
 from training_profiler.aggregation.totals import Totals, move_late
-from training_profiler.base.peaks import peak_of
+from training_profiler.base.peaks import MEASURED, peak_of
 from training_profiler.base.sections import SectionNames
 from training_profiler.base.startup_frames import IMPORT, REST, UNUSED_IMPORT
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
@@ -162,6 +162,8 @@ def throughput(
     flops = counted.flops if counted is not None else None
     tflops = None if flops is None else flops * steps_per_s / FLOPS_PER_TFLOP
     peak = None if counted is None else peak_of(counted.device, counted.dtype)
+    if peak is None and counted is not None and counted.measured_tflops is not None:
+        peak = counted.measured_tflops, MEASURED
     learned = None if totals.batches and totals.batches <= REUSED * steps.count else totals.samples
     padding = program.padding.padding if program.has_token_ids and program.padding is not None else 0.0
     tokens = (totals.tokens or 0) * (1 - padding)

@@ -1,8 +1,13 @@
-"""The table of peak rates of accelerators, each with its source."""
+"""The table of peak rates of accelerators, each with its source; and where rates are that were measured."""
 
+import json
+import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 
@@ -116,3 +121,29 @@ def _peak(device: str) -> Peak | None:
 
 def _words(device: str) -> list[str]:
     return device.replace("-", " ").replace("_", " ").casefold().split()
+
+
+MEASURED: Final = "measured by training-profiler doctor --measure-peak"
+MOST_TFLOPS: Final = 1e6  # a file that says more was not written by us
+
+
+def measured_file(device: str) -> Path:
+    """Return where the rates that were measured on the named device are kept, below XDG_CACHE_HOME or ~/.cache."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(folder, "training-profiler", "peaks", re.sub(r"\W+", "_", device) + ".json")
+
+
+def measured_peak(device: str, dtype: str) -> float | None:
+    """Return the rate that was measured on the named device, in 1e12 per second; None if it was not."""
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        rate = float(json.loads(measured_file(device).read_bytes())["tflops"][dtype])
+        return rate if 0 < rate < MOST_TFLOPS else None
+    return None
+
+
+def cpu_name(threads: int) -> str:
+    """Return the name under which rates of this CPU are kept; they are of so many threads."""
+    found = None
+    with suppress(OSError, ValueError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        found = re.search(r"model name\s*:\s*(.+)", file.read(4096))
+    return f"{found[1] if found else 'CPU'}, {threads} threads"

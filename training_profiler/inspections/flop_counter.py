@@ -165,7 +165,9 @@ class Counting:
         forward, backward = counts.flops
         if backward > 4 * forward:  # twice is usual, and three times with recomputation
             return None, "much of the forward pass runs outside module calls"
-        return StepFlops(forward + backward, *counts.where(), *counts.of_forward), None
+        dtype, device, attention = counts.where()
+        peak = counts.measured_tflops(device, dtype)
+        return StepFlops(forward + backward, dtype, device, attention, *counts.of_forward, peak), None
 
     def _opens(self, span: object, why_not: Callable[[], str | None]) -> None:
         if self._open or self._is_incomplete or self._why_not is not None:

@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.base.backends import CUDA
+from training_profiler.base.peaks import cpu_name, measured_peak
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import dispatch_mode
 from training_profiler.instrumentation.loop_detection.modules import plain_classes
@@ -196,6 +197,12 @@ class Operations:
         name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
         attention = self._attention.most_common(1)[0][0] if self._attention else ""
         return dtypes.most_common(1)[0][0], name, attention
+
+    def measured_tflops(self, device: str, dtype: str) -> float | None:
+        """Return the measured peak of the accelerator, or of the CPU if nothing else was used."""
+        if not device and {one.type for _, one in self._by_kind} == {"cpu"}:
+            device = cpu_name(self._torch.get_num_threads())
+        return measured_peak(device, dtype) if device else None
 
     @property
     def of_forward(self) -> tuple[int, int]:

@@ -20,6 +20,7 @@ class StepFlops(NamedTuple):
     attention: str = ""  # torch's kernel of most attention; "" for none
     forward: int = 0  # those of forward passes, without recomputation; 0 is unknown
     attention_forward: int = 0  # the part of it in torch's attention kernels
+    measured_tflops: float | None = None  # the peak of the device, measured; for those without a data sheet
 
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section

@@ -35,7 +35,7 @@ class CounterSamples:
         self.unread = 0  # no numbers, or of one series too many
 
     def add(self, events: Iterable[CounterEvent], at_ns: Ints) -> None:
-        """Add events; what is no number ends the value before it."""
+        """Add events; what is not a number ends the value before it."""
         for event, at in zip(events, at_ns.tolist(), strict=True):
             given: dict[str, float | None] = {"": None}
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -9,7 +9,6 @@ from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_MS
 from training_profiler.diagnosis.finding import Finding
 from training_profiler.diagnosis.registry import Saving
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.counters import MOSTLY
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.operators import MOST_UNCLASSIFIED
 from training_profiler.trace_analysis.rules_registry import (
@@ -88,7 +87,7 @@ def sms_idle(analysis: Trace, _: float) -> Finding | None:
     active = [
         each.busy_mean / 100 for each in analysis.counters if _SMS.match(each.name) and each.busy_mean is not None
     ]
-    if not active or analysis.device.compute.total_ns < MOSTLY * analysis.device.busy.total_ns:
+    if not active or analysis.device.compute.total_ns < 0.9 * analysis.device.busy.total_ns:
         return None  # copies and communication keep a device busy, and few multiprocessors
     words = "torch.compile, " if analysis.can_compile else ""
     few = f"Only {min(active):.0%} of the multiprocessors have work while the device is busy, in the mean"

@@ -11,7 +11,6 @@ from training_profiler.trace_analysis.rules_findings import recommendations, sav
 from training_profiler.trace_analysis.rules_registry import RULES
 
 GIB = 2**30
-OF_PEAK = "pct_of_peak_sustained_elapsed"
 STEP = 1000  # us, of all traces here: one us is 0.1% of step time
 
 
@@ -293,16 +292,6 @@ CASES = {
             stepped(),
         ],
     ),
-    "sms-idle": (
-        [clocks(*6 * [49], name="SM Active (%)"), clocks(*6 * [49], name=f"sm__cycles_active.avg.{OF_PEAK}")],
-        [
-            clocks(*6 * [50], name="SM Active (%)", idle=0),
-            clocks(*6 * [10], name="DRAM BW (%)"),
-            clocks(*6 * [10], name="SM Active (%)", kernel="ncclDevKernel_AllReduce"),
-            clocks(*6 * [10], name="SM Active (%)", kernel="Memcpy DtoD", cat="gpu_memcpy"),
-            stepped(),
-        ],
-    ),
     "backward-slow": ([phases(100, 301)], [phases(100, 300), stepped()]),
     "optimizer-heavy": ([phases(update=150.001)], [phases(update=150), stepped()]),
     "forward-dominates": ([phases(600.001, 300)], [phases(600, 300), stepped()]),
@@ -515,7 +504,6 @@ SCENARIOS = {
     "a loader without workers is named": data_loading(200),
     "a loader with workers is not reported without": busy(stepped().mark(WITH_WORKERS, 0, 200)),
     "a clock that falls is named with its device": clocks(1980, 1980, 1400, 1400, 1400, 1400),
-    "multiprocessors without work are": clocks(*6 * [31], name="SM Active (%)"),
     "a healthy trace has no finding": busy(busy(busy(stepped(3)), STEP, 2 * STEP), 2 * STEP, 3 * STEP),
     "the saving is the mean over devices": two_devices(),
     "devices that take turns are one busy system": in_turns(900),

@@ -124,7 +124,6 @@ def _words(device: str) -> list[str]:
 
 
 MEASURED: Final = "measured by training-profiler doctor --measure-peak"
-MOST_TFLOPS: Final = 1e6  # a file that says more was not written by us
 
 
 def measured_file(device: str) -> Path:
@@ -137,13 +136,13 @@ def measured_peak(device: str, dtype: str) -> float | None:
     """Return the rate that was measured on the named device, in 1e12 per second; None if it was not."""
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         rate = float(json.loads(measured_file(device).read_bytes())["tflops"][dtype])
-        return rate if 0 < rate < MOST_TFLOPS else None
+        return rate if 0 < rate < float("inf") else None
     return None
 
 
 def cpu_name(threads: int) -> str:
     """Return the name under which rates of this CPU are kept; they are of so many threads."""
-    found = None
     with suppress(OSError, ValueError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        found = re.search(r"model name\s*:\s*(.+)", file.read(4096))
-    return f"{found[1] if found else 'CPU'}, {threads} threads"
+        if found := re.search(r"model name\s*:\s*(.+)", file.read(4096)):
+            return f"{found[1]}, {threads} threads"
+    return f"CPU, {threads} threads"

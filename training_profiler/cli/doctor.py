@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from training_profiler.base.peaks import cpu_name, measured_file, peak_of
+from training_profiler.base.peaks import cpu_name, measured_file
 from training_profiler.base.text import one_line, printable, printable_data
 from training_profiler.cli.common import write
 from training_profiler.reports.layout import Layout
 from training_profiler.runtime.checkup import CheckupPart, check_up
-from training_profiler.safety.files import write_output
 
 MOST_CALL_S: Final = 0.1  # of a product; larger ones are no faster
 MEASURE_S: Final = 0.5  # for each size
@@ -38,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checkup; return 1 if there is a problem, else 0."""
-    sections = [*check_up(), *(_measured() if arguments.measure_peak else ())]
+    sections = [*check_up(), *(_measured() if arguments.measure_peak and "torch" in sys.modules else ())]
     problems = [one_line(problem) for section in sections for problem in section.problems]
     if arguments.json:
         data = {section.title: dict(section.rows) for section in sections}
@@ -56,9 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measured() -> Iterator[CheckupPart]:
     """Yield the rates of each device, and keep them where runs look for them."""
-    torch = sys.modules.get("torch")
-    if torch is None:  # the checkup has said why
-        return
+    torch = sys.modules["torch"]
     gpus = {torch.cuda.get_device_name(at): f"cuda:{at}" for at in range(torch.cuda.device_count())}
     for name, device in {**gpus, cpu_name(torch.get_num_threads()): "cpu"}.items():
         rates, rows, problem = {}, [], ""
@@ -68,9 +65,7 @@ def _measured() -> Iterator[CheckupPart]:
             except RuntimeError as error:  # a type in which it does not compute, or no memory
                 rows.append((dtype, f"not measured: {one_line(error)}"))
                 continue
-            sheet = peak_of(name, dtype)
-            beside = f"; {rates[dtype] / sheet[0]:.0%} of {sheet[0]:g} ({sheet[1]})" if sheet else ""
-            rows.append((dtype, f"{rates[dtype]:.3g} TFLOP/s, {how}{beside}"))
+            rows.append((dtype, f"{rates[dtype]:.3g} TFLOP/s, {how}"))
         source, target = (torch.ones(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
         copy_s, _ = _fastest_s(torch, device, target.copy_, source)
         rows.append(("memory", f"{2 * COPIED / copy_s / 1e9:.4g} GB/s read and written, copying {COPIED >> 20} MiB"))
@@ -79,7 +74,9 @@ def _measured() -> Iterator[CheckupPart]:
         path = measured_file(name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_output(path, json.dumps({"device": name, "tflops": rates}).encode())
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({"device": name, "tflops": rates}))
+            part.replace(path)
             rows.append(("kept in", str(path)))
         except OSError as error:
             problem = f"the rates could not be kept ({error.strerror}); XDG_CACHE_HOME names another folder"

@@ -165,8 +165,7 @@ class Counting:
         forward, backward = counts.flops
         if backward > 4 * forward:  # twice is usual, and three times with recomputation
             return None, "much of the forward pass runs outside module calls"
-        dtype, device, attention = counts.where()
-        peak = counts.measured_tflops(device, dtype)
+        dtype, device, attention, peak = counts.where()
         return StepFlops(forward + backward, dtype, device, attention, *counts.of_forward, peak), None
 
     def _opens(self, span: object, why_not: Callable[[], str | None]) -> None:

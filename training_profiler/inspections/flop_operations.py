@@ -186,8 +186,8 @@ class Operations:
             dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
         return dtype, tensor.device
 
-    def where(self) -> tuple[str, str, str]:
-        """Return the data type and the attention kernel of most FLOPs, and the accelerator if only one was used."""
+    def where(self) -> tuple[str, str, str, float | None]:
+        """Return type and attention kernel of most FLOPs, the only accelerator, and its or the CPU's measured peak."""
         dtypes: Counter[str] = Counter()
         for (dtype, _), flops in self._by_kind.items():
             dtypes[dtype] += flops
@@ -196,13 +196,9 @@ class Operations:
         is_named = len(devices) == 1 and device.type == CUDA.kind
         name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
         attention = self._attention.most_common(1)[0][0] if self._attention else ""
-        return dtypes.most_common(1)[0][0], name, attention
-
-    def measured_tflops(self, device: str, dtype: str) -> float | None:
-        """Return the measured peak of the accelerator, or of the CPU if nothing else was used."""
-        if not device and {one.type for _, one in self._by_kind} == {"cpu"}:
-            device = cpu_name(self._torch.get_num_threads())
-        return measured_peak(device, dtype) if device else None
+        dtype = dtypes.most_common(1)[0][0]
+        known_as = cpu_name(self._torch.get_num_threads()) if {one.type for one in devices} == {"cpu"} else name
+        return dtype, name, attention, measured_peak(known_as, dtype) if known_as else None
 
     @property
     def of_forward(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -104,6 +105,7 @@ class Gpus:
         self._others: dict[int, tuple[float, int]] = {}  # index -> read last, and the driver's time of that, in us
         self._used: dict[int, tuple[str, int | None]] = {}  # index -> name, bytes
         self._handles: dict[int, Any] = {}  # of NVML
+        self._of_smi: dict[int, Any] = {}  # handles of AMD SMI
         self._counters: dict[int, GpuCounters | None] = {}  # by index; None of a device without
         self.without_counters = ""  # why a device has none
         self._unsupported: set[tuple[int, str]] = set()
@@ -138,6 +140,7 @@ class Gpus:
                     self._used[index] = (device.name, device.total_bytes)
                     if backend.has_nvml:
                         self._find_handle(index, device.uuid)
+                        self._find_amd(index, module.get_device_properties(index))
         self._samples += 1
         readings = []
         for index, (name, total_bytes) in self._used.items():
@@ -146,6 +149,7 @@ class Gpus:
             values = read_memory(module, index) | {name: value for name, value in found.items() if value is not None}
             values |= dict(self._of_processes(index)) | self._of_reasons(index)
             values |= self._of_counters(index) if self._is_due else {}
+            values |= self._of_amd(index) if index in self._of_smi else {}
             readings.append(GpuReading(index, name, total_bytes, values))
         return readings
 
@@ -164,6 +168,27 @@ class Gpus:
                 self._handles[index] = nvml.nvmlDeviceGetHandleByIndex(0)
         except nvml.NVMLError:
             self._has_nvml = bool(self._has_nvml)
+
+    def _find_amd(self, index: int, device: Any) -> None:
+        """Find the device by its PCI address. A part of a card has another size; nothing is known of it alone."""
+        smi = self._modules("amdsmi")  # torch imports it where it is installed
+        if smi is None:
+            return
+        with suppress(smi.AmdSmiException, *_NO_VALUE):
+            smi.amdsmi_init()
+            address = f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
+            handle = smi.amdsmi_get_processor_handle_from_bdf(address)
+            total_bytes = smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"] << 20
+            if math.isclose(total_bytes, device.total_memory, rel_tol=0.05):
+                self._of_smi[index] = handle
+
+    def _of_amd(self, index: int) -> dict[str, float]:
+        """Return what AMD SMI says of a device, without what this one does not support."""
+        smi, found = self._modules("amdsmi"), {}
+        for quantity, read in _AMD.items():
+            with suppress(smi.AmdSmiException, *_NO_VALUE):
+                found[quantity] = float(read(smi, self._of_smi[index]))
+        return found
 
     def _ask(self, index: int, quantity: str, read: Callable[[Any, Any], Any]) -> Any:
         """Return what NVML says of a device; None where that, or an older pynvml, does not support the quantity."""
@@ -265,6 +290,20 @@ _READ: Final[dict[str, Callable[[Any, Any], float]]] = {
 }
 
 
+_NO_VALUE: Final = (AttributeError, LookupError, TypeError, ValueError, StopIteration)  # "N/A", or another version
+_AMD: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "used_bytes": lambda smi, handle: smi.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * 2.0**20,
+    "utilization": lambda smi, handle: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"] / 100,
+    "temperature_c": lambda smi, handle: smi.amdsmi_get_temp_metric(
+        handle, smi.AmdSmiTemperatureType.JUNCTION, smi.AmdSmiTemperatureMetric.CURRENT
+    ),
+    "power_w": lambda smi, handle: next(  # some cards have only one of them
+        watts
+        for of in ("current", "average")
+        if (watts := smi.amdsmi_get_power_info(handle)[f"{of}_socket_power"]) != "N/A"
+    ),
+    "clock_mhz": lambda smi, handle: smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)["clk"],
+}
 _READ_SELDOM: Final[dict[str, Callable[[Any, Any], float]]] = {
     "ecc_errors": lambda nvml, handle: float(
         nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)

@@ -282,8 +282,7 @@ class Columns:
         """Return the columns with all times of devices later by ``skew_ns``."""
         late_ns = np.where(self.is_of(*GPU_CATEGORIES, "gpu_user_annotation"), skew_ns, 0)
         begin_ns, end_ns = self.begin_ns + late_ns, self.end_ns + late_ns
-        counters = {key: (at_ns + skew_ns, values) for key, (at_ns, values) in self.counters.items()}
-        corrected = replace(self, begin_ns=begin_ns, end_ns=end_ns, counters=counters, skew_ns=skew_ns)
+        corrected = replace(self, begin_ns=begin_ns, end_ns=end_ns, skew_ns=skew_ns)
         ordered: Columns = _ordered(corrected, np.argsort(begin_ns, kind="stable"))
         return ordered
 

@@ -27,37 +27,25 @@ _CLOCK: Final = re.compile(r"(?i)^(?!.*mem).*clock.*mhz")
 _UNIT: Final = re.compile(r"\(([^()]{1,8})\)$")
 
 
-class CounterSamples:
-    """Collects the samples of each series: of a counter, or of one of its values."""
+Samples = dict[tuple[str, str, str], tuple["array[int]", "array[float]"]]  # as ``Counters``
 
-    def __init__(self) -> None:
-        self._series: dict[tuple[str, str, str], tuple[array[int], array[float]]] = {}
-        self.unread = 0  # no numbers, or of one series too many
 
-    def add(self, events: Iterable[CounterEvent], at_ns: Ints) -> None:
-        """Add events; what is not a number ends the value before it."""
-        for event, at in zip(events, at_ns.tolist(), strict=True):
-            given: dict[str, float | None] = {"": None}
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                given = _VALUES.decode(event.args)
-            for key, value in given.items():
-                of = str(event.pid), str(event.name), key
-                is_number = value is not None and abs(value) < MOST_VALUE
-                if of[0] != OWN_PROCESS and (of in self._series or len(self._series) < MOST_SERIES):
-                    times, values = self._series.setdefault(of, (array("q"), array("d")))
-                    times.append(at)
-                    values.append(value if is_number and value is not None else nan)
-                else:
-                    is_number = of[0] == OWN_PROCESS  # of an annotated copy
-                self.unread += not is_number
-
-    def columns(self) -> Counters:
-        """Return times and values of each series, in order of time."""
-        found = {}
-        for key, (times, values) in self._series.items():
-            order = np.argsort(at_ns := np.array(times, np.int64), kind="stable")
-            found[key] = at_ns[order], np.array(values, np.float64)[order]
-        return found
+def add_samples(series: Samples, events: Iterable[CounterEvent], at_ns: Ints) -> int:
+    """Add events; return how many values are not numbers, which end the value before, or of one series too many."""
+    unread = 0
+    for event, at in zip(events, at_ns.tolist(), strict=True):
+        given: dict[str, float | None] = {"": None}
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            given = _VALUES.decode(event.args)
+        for key, value in given.items() if event.pid != OWN_PROCESS else ():  # that of an annotated copy
+            of, number = (str(event.pid), str(event.name), key), nan if value is None else value
+            number = number if abs(number) < MOST_VALUE else nan
+            if is_read := of in series or len(series) < MOST_SERIES:
+                times, values = series.setdefault(of, (array("q"), array("d")))
+                times.append(at)
+                values.append(number)
+            unread += not is_read or number != number
+    return unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +60,7 @@ class CounterSeries:
     most: float
     busy_mean: float | None  # of samples in which the device was busy; None without one
     idle_mean: float | None  # of samples in gaps of 30 us or more
-    # Of the clock: how far it is below its highest so far while busy, in the mean, and the largest fall, from and to.
-    fall: tuple[float, float, float] | None
+    fall: tuple[float, float, float] | None  # of the clock while busy: mean below its highest; the largest, from and to
     binned: tuple[float | None, ...]  # the means in equal parts of the recording
 
 
@@ -82,7 +69,9 @@ def series_of(
 ) -> tuple[CounterSeries, ...]:
     """Return what each counter says; one whose device is not known belongs to the only one."""
     found = []
-    for (pid, name, key), (at_ns, values) in counters.items():
+    for (pid, name, key), (unordered_ns, values) in counters.items():
+        order = np.argsort(unordered_ns, kind="stable")
+        at_ns, values = unordered_ns[order], values[order]
         named = _DEVICE.search(pid) or _DEVICE.search(name)
         alone = devices[0].index if len(devices) == 1 else None
         index = int(named[1]) if named else next((one.index for one in devices if str(one.index) == pid), alone)
@@ -108,25 +97,15 @@ def _one(
     mean = mean_of(held_ns > 0)
     sums = (np.append(0.0, np.cumsum(of)) for of in (held * held_ns, held_ns))
     parts, parts_ns = (np.diff(np.interp(edges_ns, (at_ns - at_ns[0]).astype(np.float64), of)) for of in sums)
-    return CounterSeries(
-        name=name,
-        device=device,
-        samples=len(known),
-        least=float(known.min()),
-        mean=float(known.mean()) if mean is None else mean,
-        most=float(known.max()),
-        busy_mean=mean_of(busy),
-        idle_mean=mean_of(idle),
-        fall=_fall(held, held_ns, busy & (held_ns > 0)) if _CLOCK.search(name) else None,
-        binned=tuple(part / ns if ns > 0 else None for part, ns in zip(parts.tolist(), parts_ns.tolist(), strict=True)),
-    )
+    binned = tuple(part / ns if ns > 0 else None for part, ns in zip(parts.tolist(), parts_ns.tolist(), strict=True))
+    fall = _fall(held, held_ns, busy & (held_ns > 0)) if _CLOCK.search(name) else None
+    mean = float(known.mean()) if mean is None else mean
+    figures = len(known), float(known.min()), mean, float(known.max()), mean_of(busy), mean_of(idle)
+    return CounterSeries(name, device, *figures, fall, binned)
 
 
 def _fall(held: Floats, held_ns: Ints, busy: Bools) -> tuple[float, float, float] | None:
-    """Return what ``CounterSeries.fall`` is; None if too few samples are of a busy device.
-
-    The first of those says nothing, as the clock rises when work begins; and one that rises has not fallen.
-    """
+    """Return ``CounterSeries.fall``; None of few samples. The first of a busy device does not count: it rises."""
     which = busy & np.append(False, busy[:-1])
     if which.sum() < LEAST_CLOCKS:
         return None
@@ -142,19 +121,19 @@ def charts_of(
 ) -> list[dict[str, Any]]:
     """Return what the page draws: when each device was busy, and a chart for each counter; nothing without one."""
     edges_ns = np.linspace(*extent, BINS + 1).astype(np.int64)
-    begins_ns, ends_ns = edges_ns[:-1], edges_ns[1:]
-    charts: dict[str, dict[int | None, Iterable[float | None]]] = {"Device busy (%)": {}}
-    for one in devices:
-        busy = one.device.busy.within(begins_ns, ends_ns) / np.maximum(1, ends_ns - begins_ns)
-        charts["Device busy (%)"][one.index] = (100 * busy).tolist()
+    at_ms, length_ns = ((edges_ns[:-1] - extent[0]) / 1e6).round(3).tolist(), np.maximum(1, np.diff(edges_ns))
+    parts = {one.index: one.device.busy.within(edges_ns[:-1], edges_ns[1:]) / length_ns for one in devices}
+    charts: dict[str, dict[int | None, Iterable[float | None]]] = {
+        "Device busy (%)": {index: (100 * part).tolist() for index, part in parts.items()}
+    }
     for each in series:
         charts.setdefault(each.name, {})[each.device] = each.binned
     return [
         {
             "title": name,
-            "unit": unit[1] if (unit := _UNIT.search(name)) else "%" if ".pct_of_peak" in name else "",
+            "unit": "".join(_UNIT.findall(name)),
             "x": "ms since the begin",
-            "s": ((begins_ns - extent[0]) / 1e6).round(3).tolist(),
+            "s": at_ms,
             "names": ["" if device is None else f"device {device}" for device in lines],
             "values": [[None if part is None else float(f"{part:.4g}") for part in line] for line in lines.values()],
         }

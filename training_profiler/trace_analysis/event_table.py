@@ -14,7 +14,7 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.sections import SAMPLED_LINE
 from training_profiler.base.text import printable
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis import event_arguments, reader
+from training_profiler.trace_analysis import counters, event_arguments, reader
 from training_profiler.trace_analysis.columns import (
     CATEGORY_IDS,
     GAP_CATEGORY,
@@ -31,7 +31,6 @@ from training_profiler.trace_analysis.columns import (
     is_of,
     numbered,
 )
-from training_profiler.trace_analysis.counters import CounterSamples
 from training_profiler.trace_analysis.event_arguments import Categories, Rows, TimeProblemError, integer_or_none, joined
 from training_profiler.trace_analysis.reader import MISSING, Args, CounterEvent, RawTrace, TraceEvent
 
@@ -135,7 +134,8 @@ class _Table:
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
         self._lines = Numbers()
-        self._counters = CounterSamples()
+        self._counters: counters.Samples = {}
+        self._unread = 0  # samples of them
         self._devices: list[dict[str, Any]] = []
         self._distributed: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class _Table:
         others = [event for event in rest if event.ph != "X" and event.ph in _OTHER_PHASES]
         self._add_halves([event for event in others if event.ph != "i"])
         self._add_instants([event for event in others if event.ph == "i"])
-        self._counters.add(part.counters, self._times(part.counters))
+        self._unread += counters.add_samples(self._counters, part.counters, self._times(part.counters))
 
     def _add_halves(self, halves: Sequence[TraceEvent]) -> None:
         if not halves:
@@ -212,8 +212,8 @@ class _Table:
         names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
         nameless = int((rows["name"] == self._names[None]).sum()) if None in self._names else 0
         said = [f"{counted(nameless, 'event')} without a name"] if nameless else []
-        if self._counters.unread:
-            said.append(f"{counted(self._counters.unread, 'sample')} of counters, not read: no number, or too many")
+        if self._unread:
+            said.append(f"{counted(self._unread, 'sample')} of counters, not read: no number, or too many")
         threads, thread = self._threads(rows["track"])
         _check_number(len(set(rows["device"].tolist())), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
@@ -248,7 +248,7 @@ class _Table:
             samples=Samples(
                 samples["at_ns"], samples["line"], tuple(printable(str(line), MOST_NAME) for line in self._lines)
             ),
-            counters=self._counters.columns(),
+            counters={of: (np.array(at), np.array(values)) for of, (at, values) in self._counters.items()},
             device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
             device_bytes={i: size for i, size in sizes if size is not None and size > 0},
             world_size=integer_or_none(self._distributed.get("world_size")),

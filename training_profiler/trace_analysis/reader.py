@@ -268,8 +268,7 @@ class _Counters(msgspec.Struct, gc=False):
 
 
 _HAS_COUNTERS: Final = re.compile(rb'"ph"\s*:\s*"C"')
-# Counters without a value, as Kineto and Python write them: no JSON.
-_NO_NUMBER: Final = re.compile(rb'(":\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,}])')
+_NO_NUMBER: Final = re.compile(rb'(":\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,}])')  # Kineto and Python write it
 
 
 class _File(msgspec.Struct, gc=False):

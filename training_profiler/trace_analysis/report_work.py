@@ -27,8 +27,6 @@ _LEGEND: Final = (
     "A moment belongs to the innermost place, so self times add up; total includes inner places, and a place within "
     "itself counts once. Gaps are those of 30 us or more."
 )
-_NO_COUNTERS: Final = "This trace has no counters (environment counters or PM sampling, newer than torch 2.13)."
-_COUNTERS: Final = "Means by time; busy, gaps: of samples over 90% in work of the device, or in gaps of 30 us or more."
 _OTHER_ARGUMENTS: Final = re.compile(r"(,\[\])+\]$")  # at the end of shapes: arguments that are not tensors
 _ABOVE: Final = (
     "Above 100%: faster than the counted work allows. The data was in a cache, an input was expanded, or the algorithm "
@@ -48,7 +46,8 @@ def operators(analysis: Trace, sort: str) -> str:
 
 def counters(analysis: Trace) -> str:
     """Return the counters, beside when the device is busy and its gaps."""
-    return f"{counter_rows(analysis).text(MOST_ROWS)}\n\n{wrapped(_COUNTERS if analysis.counters else _NO_COUNTERS)}"
+    note = "Means by time; busy, gaps: of samples over 90% in work, or in gaps of 30 us or more."
+    return counter_rows(analysis).text(MOST_ROWS, note=note)
 
 
 def code(analysis: Trace) -> str:

@@ -1,7 +1,6 @@
 """Rules about the device: memory and the balance of a step, then kernels, precision, copies, communication."""
 
 import operator
-import re
 from typing import Final
 
 from training_profiler.base.table import shortened
@@ -13,7 +12,7 @@ from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OP
 from training_profiler.trace_analysis.operators import MOST_UNCLASSIFIED
 from training_profiler.trace_analysis.rules_registry import (
     CAPABILITY,
-    COUNTERS,
+    CLOCK,
     CUDA_KERNELS,
     DEVICE,
     LOOP,
@@ -29,7 +28,6 @@ from training_profiler.trace_analysis.rules_registry import (
 )
 from training_profiler.trace_analysis.trace import LEAST_IN_TURNS, TENSOR_CORES_SINCE, Trace
 
-_SMS: Final = re.compile(r"(SM Active \(%\)|sm__cycles_active\.avg\.pct_of_peak_sustained_elapsed)$")
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 
 
@@ -65,33 +63,14 @@ def fragmentation(analysis: Trace, threshold: float) -> Finding | None:
     return None
 
 
-@RULES.rule("clock-falls", threshold=0.05, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, COUNTERS))
+@RULES.rule("clock-falls", threshold=0.05, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, CLOCK))
 def clock_falls(analysis: Trace, _: float) -> Finding | None:
     """Flag a clock of a busy device that is over 5 % below its highest before, in the mean."""
     fallen = [(each.fall, each.device) for each in analysis.counters if each.fall is not None]
-    if not fallen:
-        return None
     (fall, highest, lowest), device = max(fallen, key=lambda each: each[0])
-    of = "the device" if device is None else f"device {device}"
-    said = f"The clock of {of} fell from {highest:.0f} to {lowest:.0f} MHz while it was busy"
-    fix = (
-        "See what holds it down (heat, power or a limit): nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE; a profiled "
-        "run with nvidia-ml-py installed says for what part of the time"
-    )
+    said = f"The clock of device {device} fell from {highest:.0f} to {lowest:.0f} MHz while it was busy"
+    fix = "See what holds it down: nvidia-smi -q -d PERFORMANCE,POWER; a profiled run with nvidia-ml-py names a reason"
     return found(f"{said}, {fall:.0%} below its highest in the mean", fix, fall=fall)
-
-
-@RULES.rule("sms-idle", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE, COUNTERS), fires=operator.lt)
-def sms_idle(analysis: Trace, _: float) -> Finding | None:
-    """Flag a device that computes and whose multiprocessors are active for under half of that time, by its counters."""
-    active = [
-        each.busy_mean / 100 for each in analysis.counters if _SMS.match(each.name) and each.busy_mean is not None
-    ]
-    if not active or analysis.device.compute.total_ns < 0.9 * analysis.device.busy.total_ns:
-        return None  # copies and communication keep a device busy, and few multiprocessors
-    words = "torch.compile, " if analysis.can_compile else ""
-    few = f"Only {min(active):.0%} of the multiprocessors have work while the device is busy, in the mean"
-    return found(few, f"Use {words}larger batches or fewer, larger operations: kernels are too small", part=min(active))
 
 
 @RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,), work="products", has_conversions=True)

@@ -63,9 +63,9 @@ PHASES: Final[Need[Trace]] = Need("a backward pass on a device", lambda trace: t
 CAPABILITY: Final[Need[Trace]] = Need(
     "the compute capability of an NVIDIA device", lambda trace: trace.compute_capability is not None
 )
-COUNTERS: Final[Need[Trace]] = Need(
-    "counters of the device (environment counters or PM sampling of torch.profiler, newer than torch 2.13)",
-    lambda trace: any(each.busy_mean is not None for each in trace.counters),
+CLOCK: Final[Need[Trace]] = Need(
+    "counters of the clock (torch.profiler's environment counters, newer than torch 2.13)",
+    lambda trace: any(each.fall is not None for each in trace.counters),
 )
 MEMORY: Final[Need[Trace]] = Need("memory events (profile_memory=True)", lambda trace: bool(trace.memory))
 RESERVED: Final[Need[Trace]] = Need(

@@ -121,6 +121,7 @@ def test_counters_are_in_every_form_and_an_annotated_copy_has_no_more(tmp_path, 
     path = sampled([40, 50, 60, 1, 3, 0]).write(tmp_path)
     assert main(["trace", str(path)]) == 0
     text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
     assert [line.split() for line in text.splitlines() if line.startswith(SM)] == [
         ["SM", "Active", "(%)", "0", "6", "0", "30.8", "60", "50", "2"]
     ]

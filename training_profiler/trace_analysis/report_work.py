@@ -46,7 +46,7 @@ def operators(analysis: Trace, sort: str) -> str:
 
 def counters(analysis: Trace) -> str:
     """Return the counters, beside when the device is busy and its gaps."""
-    note = "Means by time; busy, gaps: of samples over 90% in work, or in gaps of 30 us or more."
+    note = "Means by time; busy, gaps: samples over 90% in work or in a gap of 30 us or more"
     return counter_rows(analysis).text(MOST_ROWS, note=note)
 
 

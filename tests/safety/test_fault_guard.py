@@ -277,6 +277,21 @@ def test_lines_are_sampled_four_times_a_second_while_the_first_samples_are_paid_
     assert work.share() <= LEAST
 
 
+def test_the_last_half_of_a_short_run_has_samples_whatever_one_of_them_waited_for():
+    work = Work(0.01, step_cost_ns=100 * NS_PER_US)
+    work.clock.advance(6)
+    lines = work.budget.pace(LINES)
+    work.sampled_ns = 300 * 100 * NS_PER_US
+    lines.spend(work.sampled_ns)
+    for cost_us in (100, 10_000, 100):
+        work.sampled_ns += cost_us * NS_PER_US
+        assert lines.pause_s(1 / HZ, work.sampled_ns) <= 0.2, cost_us
+    for _ in range(3):  # it always takes so long
+        work.sampled_ns += 10 * NS_PER_MS
+        pause_s = lines.pause_s(1 / HZ, work.sampled_ns)
+    assert pause_s > 5
+
+
 def test_what_a_step_pays_leaves_less_to_the_rest():
     costs_ns = [0, 100 * NS_PER_US, 200 * NS_PER_US]
     works = [Work(0.05, cost_ns) for cost_ns in costs_ns]

@@ -28,8 +28,9 @@ MACHINE: Final = "system monitor"
 WORKERS: Final = "loader workers' collector"
 PARTS: Final = {LINES: 0.6, REPORTS: 0.1, EPOCHS: 0.1, MACHINE: 0.1, WORKERS: 0.1}  # of what is left
 LONGEST_PAUSE_S: Final = 10.0
-# Not so for lines: a phase of a few seconds, such as a validation, would have none.
+# Not so for lines: a phase of a few seconds, such as a validation, would have none, nor the last half of a short run.
 LONGEST_OF: Final = {LINES: 0.25}
+SHORT: Final = 0.01  # of the run so far
 
 Guard = Callable[[str, Callable[[], None]], None]  # ``FaultGuard.run``: the name of a part, and its work
 
@@ -280,6 +281,7 @@ class Pace:
         ``wanted_s`` is the pause without a budget; the ``free`` first ones are as long as that.
         """
         latest_ns, self.spent_ns = spent_ns - self.spent_ns, spent_ns
+        usual_ns, self._latest_ns = min(latest_ns, self._latest_ns or latest_ns), latest_ns  # one may have had to wait
         pause_s = wanted_s
         if self._pauses >= free:  # adding up all costs takes time, too
             may_ns = self._may_ns()
@@ -287,7 +289,10 @@ class Pace:
             if over_ns > 0:
                 share = may_ns / max(1, self._budget.run_ns) or PARTS[self._part] * LEAST
                 # Half of its part at most, so that the part is even at some time.
-                longest_s = max(LONGEST_OF.get(self._part, LONGEST_PAUSE_S), 2 * latest_ns / share / NS_PER_S)
+                longest_s = LONGEST_PAUSE_S
+                if self._part in LONGEST_OF:
+                    longest_s = min(LONGEST_OF[self._part], SHORT * self._budget.run_ns / NS_PER_S)
+                longest_s = max(longest_s, 2 * usual_ns / share / NS_PER_S)
                 pause_s = max(wanted_s, min(LONGEST_PAUSE_S, longest_s, over_ns / share / NS_PER_S))
         self._pauses += 1
         self._wanted_s += wanted_s

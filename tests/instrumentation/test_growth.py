@@ -284,6 +284,21 @@ def keeps_outputs(training):
             log.rows["outputs"].append(outputs.detach().clone())
 
 
+def adds_rows(training):
+    rows = []
+    for step in range(STEPS * 3):
+        rows.append({f"metric {number}": step for number in range(20)})
+        training.backward(training.model(torch.ones(2, 4)).sum())
+        sum(row["metric 0"] for row in rows)
+
+
+def test_rows_count_and_not_what_the_first_few_of_them_hold(training):
+    adds_rows(training)
+    points = training.grown(SIZE)["rows"].points
+    assert points[0][1] < 30
+    assert all(rows <= passes for passes, rows in points)
+
+
 def test_a_container_in_another_one_that_keeps_tensors_is_named_with_what_they_take(training):
     keeps_outputs(training)
     found = training.grown(SIZE)["log.rows"]

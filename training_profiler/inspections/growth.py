@@ -81,6 +81,7 @@ class GrowthWatch:
         self._kept_at = "", ""  # the variable that leads there; the line of the backward pass
         self._own = 0  # nodes of the last graph that were made in its step
         self._points: dict[tuple[str, str], list[tuple[int, float]]] = {}  # by kind and name: backward pass and amount
+        self._holds_few: dict[str, bool] = {}  # containers, whose elements count
         self._paths: dict[str, str] = {}
         self._hook_at: dict[str, str] = {}
         self._lines: dict[str, tuple[tuple[int, int], ...]] = {}  # that work through a variable, once they are found
@@ -148,6 +149,10 @@ class GrowthWatch:
                 what, modules = f"a module of {name}", islice(modules_within(value), MOST_MODULES)
                 self._add(HOOKS, what, max(self._hooks_of(each, what) for each in modules))
             elif (size := size_of(value, plain)) is not None:
+                holds_few = type(value) in HELD and len(value) <= FEW < size
+                if self._holds_few.get(name) and not holds_few:  # the containers in it counted, and do no longer
+                    self._points.pop((SIZE, name))
+                self._holds_few[name] = holds_few
                 self._add(SIZE, name, size)
                 self._paths[name] = path
                 if has_grown(SIZE, self._points.get((SIZE, name), ())):

@@ -113,3 +113,25 @@ def test_steps_that_rise_without_a_jump_have_two_halves():
     finding = slowing_down(run.snapshot())
     assert "; 100% of the rise is in no section (" in finding.message
     assert ", above all train.py:19 mean (" in finding.message
+
+
+@pytest.mark.parametrize("ends", [(30, 120, 380), (30, 250), (), (400,)])
+def test_parts_of_a_short_run_have_the_samples_of_whole_stretches(ends):
+    run = FakeRun()
+    growing = Location("train.py", 19, "mean")
+    for i in range(400):
+        run.spend("forward_pass", even(i, 0.05))
+        run.sample_line(growing)
+        run.clock.advance(even(i, 0.001 * i))
+        run.step()
+        if i + 1 in ends:
+            run.flush()
+    halves = run.snapshot().step.halves
+    nearest = {380: 120, 250: 250}.get(max(ends, default=0))
+    if nearest is None:  # all samples are of one stretch
+        assert (halves.step, halves.lines) == (pytest.approx(201, abs=4), {})
+        return
+    assert halves.step == nearest + 1
+    assert halves.lines["other"][0].samples == 400 - nearest
+    rise_s = halves.sections["other"][1] - halves.sections["other"][0]
+    assert (rise_s, halves.after_s - halves.before_s) == (pytest.approx(0.2, rel=0.05),) * 2  # as of even halves

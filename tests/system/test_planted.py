@@ -379,12 +379,10 @@ def test_a_log_that_is_written_again_is_named_with_what_adding_a_line_saves(
     if arguments:
         assert findings == []
         return
-    change = report["step_time"]["change"] or report["step_time"]["halves"]
-    if not any(line["samples"] >= 10 for line in change["lines"].get("other", ())):
-        pytest.skip("this machine was too busy for enough samples of lines")
     (finding,) = findings
     assert finding["evidence"]["variable"] == "history"
     assert finding["evidence"]["lines"].startswith(line_of("rewritten_log", "json.dump(history"))
+    assert " elements while the step grew from " in finding["finding"]
     assert finding["fix"].startswith("Append what is new to the file")
     assert 0.4 * truth_of(stdout)["written"] < finding["saving_share"] < truth_of(stdout)["written"] + 0.1
 
@@ -396,9 +394,6 @@ def test_what_grows_in_an_object_of_a_dict_is_named(tmp_path: Path, arguments: t
     if "fixed" in arguments:
         assert findings == []
         return
-    change = report["step_time"]["change"] or report["step_time"]["halves"]
-    if not any(line["samples"] >= 10 for line in change["lines"].get("other", ())):
-        pytest.skip("this machine was too busy for enough samples of lines")
     (finding,) = findings
     assert finding["evidence"]["variable"] == "self.meters.kept"
     assert finding["evidence"]["lines"].startswith(line_of("growing_bank", "return sum(self.kept"))

@@ -39,13 +39,10 @@ def step_change(
 
 
 def halves(points: Sequence[StepPoint], totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
-    """Return the two halves of a run after warm-up as if there were a change between them; None with too few steps."""
+    """Return two parts of a run after warm-up as if there were a change between them; None with too few steps."""
     middle = len(points) // 2
-    if not middle:
-        return None
-    before, after = (float(np.median([point.ns for point in half])) for half in (points[:middle], points[middle:]))
-    parts = ChangePoint(middle, middle, middle, before, after, is_abrupt=False)
-    return _described(parts, points, totals, names, warmup)
+    parts = ChangePoint(middle, middle, middle, 0.0, 0.0, is_abrupt=False)
+    return _described(parts, points, totals, names, warmup) if middle else None
 
 
 def _described(
@@ -55,6 +52,11 @@ def _described(
     first, at, last = (round((points[i - 1].step + points[i].step) / 2) for i in (found.first, found.at, found.last))
     calls = [point.calls for point in points]
     history = totals.history
+    if not found.is_abrupt:  # any two parts show what grows: those that have all samples of their time
+        first = at = last = history.nearest_end(at, points[0].step, points[-1].step)
+        cut = sum(point.step < at for point in points)
+        before, after = (float(np.median([point.ns for point in side])) for side in (points[:cut], points[cut:]))
+        found = ChangePoint(cut, cut, cut, before, after, is_abrupt=False)
     sections = _sections(totals, names, warmup, first, last)
     return StepChange(
         step=at + 1,

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -128,6 +129,11 @@ class RunHistory:
         for each in self._blocks.within(first, end):
             block = block.together(each)
         return (block.steps, block.sections_ns) if block.steps and block.sections_ns.any() else None
+
+    def nearest_end(self, step: int, first: float, last: float) -> int:
+        """Return the end of a stretch between these steps that is nearest to ``step``, which it is without one."""
+        ends = accumulate(stretch.steps for stretch in self._stretches.parts)
+        return min((end for end in ends if first < end < last), key=lambda end: abs(end - step), default=step)
 
     def machine(self, first: int, end: int) -> MachineSums:
         """Return what the machine did in the stretches that lie in these steps."""

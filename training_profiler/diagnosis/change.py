@@ -137,7 +137,7 @@ def kept_in(snapshot: Snapshot, grown_bytes: float, seconds: float) -> Grown | N
     "growing-work",
     0.05,  # of step time
     claims=lambda finding: (str(finding.evidence["section"]),),
-    saves=(0.5, 1.1),
+    saves=(0.7, 1.1),
 )
 def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag what takes longer and longer with something that grows, over 5 % of step time; None below 100 steps.
@@ -180,8 +180,10 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     cost = cost_of_steps(snapshot, threshold, min(saved_s, most_s))
     where = line.line if is_line and line else name_of(section)
     first, last = grown.points[0][1], grown.points[-1][1]
+    then_s, now_s = map(sum, zip(*change.sections.values(), strict=True))
     return cost.finding(
-        f"{where} takes longer as {_growth_text(grown)}: {time_text(before_s)} a step before step {change.step}, "
+        f"{where} takes longer as {_growth_text(grown)} while the step grew from {time_text(then_s)} to "
+        f"{time_text(now_s)}: {time_text(before_s)} of it before step {change.step}, "
         f"{time_text(after_s)} after",
         COPIED if is_copied else _growth_fix(grown, line.called if is_line and line else ""),
         section=section,

@@ -248,6 +248,7 @@ SAYS = {
     },
     "growing-work": {
         "a list": growing(HELD, lines=DECODE),
+        "a list, compared at a quarter": growing(HELD, lines=DECODE, step=251, first_step=251, last_step=251),
         "a list that two lines work through": growing(HELD, lines={"data_loading": BOTH}),
         "a tensor that is copied": growing(HELD, lines=calling("torch.cat").step.change.lines),
         "a tensor that is copied, and that another line reads": growing(HELD, lines={"data_loading": COPIED_AND_READ}),

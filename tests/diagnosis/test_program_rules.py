@@ -264,9 +264,9 @@ def with_vectors(function: str) -> Snapshot:
     return replace(run, lines={"forward_pass": (layer, other, made)})
 
 
-def with_a_small_batch(median_s: float) -> Snapshot:
+def with_a_small_batch(median_s: float, **counted: float) -> Snapshot:
     """Return a run with a loop in its forward passes, of which the last is a tenth of the others."""
-    run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
+    run = with_loop(0.5, LONG._replace(**{"operators": 80, "operators_s": 0.0035} | counted))
     forward = replace(run.sections["forward_pass"], min_s=0.004, p50_s=median_s)
     return replace(run, sections={**run.sections, "forward_pass": forward})
 
@@ -394,6 +394,7 @@ SAYS = {
         "a loop among many operators": with_loop(0.5, OF_800),
         "too many to be counted": with_too_many(15_000),
         "as long as the counted pass": with_a_small_batch(median_s=0.05),
+        "operators took longer in the counted step": with_a_small_batch(median_s=0.0075, operators_s=0.006),
         **{
             f"in {called}()": with_loop(0.5, OF_800, called=called)
             for called in ("random.sample", "np.random.choice", "torch.tensor", "re.findall")
@@ -484,6 +485,8 @@ SILENT = {
         "only loops of too many are known": with_too_many(0),
         "too many, in a layer": with_too_many(15_000, called="self.attn"),
         "a delayed step is not usual": with_a_small_batch(median_s=0.02),
+        "they took as long as usual": with_a_small_batch(median_s=0.0075, operators_s=0.006, calls_s=0.0107),
+        "others delayed the counted step": with_a_small_batch(median_s=0.0075, operators_s=0.024),
         "a fifth of the time": with_loop(0.2, OF_800),
         "a function of torch": with_loop(0.9, OF_800, called="torch.roll"),
         "a function of the program": with_loop(0.9, OF_800, called="random_mask"),

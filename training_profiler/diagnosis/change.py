@@ -172,9 +172,10 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     also_s = 0.0 if is_copied else sum(each.after_s - each.before_s for each in others)
     if change.is_abrupt:
         saved_s = (after_s - before_s + also_s) * (step.count - change.step + 1)
-    else:  # in a straight line, the first step takes as much less than the first half as that than the whole
-        first_s = max(0.0, before_s - (after_s - before_s) / 2)
-        saved_s = ((before_s + after_s) / 2 - first_s + also_s) * step.settled_count
+    else:  # in a straight line, the middles of both parts are as far apart as the first step and the middle of the run
+        part = (change.step - 1) / step.count
+        first_s = max(0.0, before_s - part * (after_s - before_s))
+        saved_s = (part * before_s + (1 - part) * after_s - first_s + also_s) * step.settled_count
     is_of_forward = is_line and line is not None and line.after_s > change.sections[section][1]
     most_s = sum(snapshot.total_of_step_s(each) or 0.0 for each in (section, FORWARD_PASS)[: 1 + is_of_forward])
     cost = cost_of_steps(snapshot, threshold, min(saved_s, most_s))

@@ -32,6 +32,7 @@ from training_profiler.diagnosis.registry import RULES, cost_of_steps, per_step
 from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
+COLD: Final = 4.0  # x the usual time, at most, of operators in a first step
 ALIKE: Final = 2.0  # x the shortest one, up to which the median pass has no more operators
 MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 A_GOOD_PART: Final = 0.3  # of the forward pass
@@ -110,7 +111,9 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     between_s = 40e-6 * counted.operators
     usual_s, most = (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS), outside_s / least_s
     if least_s <= usual_s <= min(ALIKE * least_s, counted.calls_s):
-        most = max(most, 1 - counted.operators_s / usual_s)
+        # The counted step is one of the first, in which operators take longer, too.
+        longer = max(1.0, min(COLD, (counted.calls_s - between_s) / usual_s))
+        most = max(most, 1 - counted.operators_s / longer / usual_s)
     if counted.calls_s <= USUAL * usual_s:
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))

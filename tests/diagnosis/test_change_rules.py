@@ -261,6 +261,7 @@ SAYS = {
         "parameters, by lines": updating(evenly(UPDATED, name="SGD", place="train.py:9")),
         "subnormal averages": updating(AVERAGES),
         "subnormal averages, at once between looks": updating(BETWEEN_LOOKS, **AT_401),
+        "subnormal averages that are soon as many as ever": updating(BETWEEN_LOOKS),
         "subnormal weights": updating(WEIGHTS, section="backward_pass"),
     },
     "slower-since": {

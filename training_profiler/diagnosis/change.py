@@ -86,7 +86,7 @@ def growing_graph(snapshot: Snapshot, threshold: float) -> Finding | None:
     if facts is None or facts.points[-1][1] < facts.own or not facts.name + facts.place:
         return None
     first, last = (round(point[1]) for point in (facts.points[0], facts.points[-1]))
-    mean = sum(amount_at(facts, (at + 0.5) / 20) for at in range(20)) / 20
+    mean = _mean_amount(facts, 0, 1)
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
     cost = cost_of_steps(snapshot, threshold, backward_s * mean / (mean + facts.own))
     at = f" at {facts.place}" if facts.place else ""
@@ -111,6 +111,10 @@ def amount_at(grown: Grown, part: float) -> float:
     before, after = next(((one, other) for one, other in pairwise(points) if at <= other[0]), points[-2:])
     slope = (after[1] - before[1]) / (after[0] - before[0])
     return max(0.0, before[1] + slope * (at - before[0]))
+
+
+def _mean_amount(grown: Grown, first: float, end: float) -> float:
+    return sum(amount_at(grown, first + (end - first) * (at + 0.5) / 20) for at in range(20)) / 20
 
 
 def kept_in(snapshot: Snapshot, grown_bytes: float, seconds: float) -> Grown | None:
@@ -172,9 +176,10 @@ def growing_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     also_s = 0.0 if is_copied else sum(each.after_s - each.before_s for each in others)
     if change.is_abrupt:
         saved_s = (after_s - before_s + also_s) * (step.count - change.step + 1)
-    else:  # in a straight line, the middles of both parts are as far apart as the first step and the middle of the run
+    else:  # as with the amount, of which the first step has least
         part = (change.step - 1) / step.count
-        first_s = max(0.0, before_s - part * (after_s - before_s))
+        least, then, now = amount_at(grown, 0), _mean_amount(grown, 0, part), _mean_amount(grown, part, 1)
+        first_s = max(0.0, before_s - (after_s - before_s) * (then - least) / max(now - then, 1e-9))
         saved_s = (part * before_s + (1 - part) * after_s - first_s + also_s) * step.settled_count
     is_of_forward = is_line and line is not None and line.after_s > change.sections[section][1]
     most_s = sum(snapshot.total_of_step_s(each) or 0.0 for each in (section, FORWARD_PASS)[: 1 + is_of_forward])

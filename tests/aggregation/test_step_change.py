@@ -135,3 +135,18 @@ def test_parts_of_a_short_run_have_the_samples_of_whole_stretches(ends):
     assert halves.lines["other"][0].samples == 400 - nearest
     rise_s = halves.sections["other"][1] - halves.sections["other"][0]
     assert (rise_s, halves.after_s - halves.before_s) == (pytest.approx(0.2, rel=0.05),) * 2  # as of even halves
+
+
+def test_parts_with_enough_samples_go_before_equal_ones():
+    run = FakeRun()
+    for i in range(400):
+        run.spend("forward_pass", even(i, 0.05))
+        if i < 150 or i >= 360:  # a pause of the sampler
+            run.sample_line(Location("train.py", 19, "mean"))
+        run.clock.advance(even(i, 0.001 * i))
+        run.step()
+        if i + 1 in (60, 210, 390):
+            run.flush()
+    assert run.snapshot().step.halves.step == 211
+    history = run.sums.run.history
+    assert history.nearest_end(400, 1, 400) == 210  # the nearest has ten samples behind it

@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from msgspec import field
 
-from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
+from training_profiler.aggregation.lines import ENOUGH, IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import GarbageSums, MachineSums
 from training_profiler.aggregation.section_totals import SectionSums, rows_for
@@ -131,9 +131,18 @@ class RunHistory:
         return (block.steps, block.sections_ns) if block.steps and block.sections_ns.any() else None
 
     def nearest_end(self, step: int, first: float, last: float) -> int:
-        """Return the end of a stretch between these steps that is nearest to ``step``, which it is without one."""
-        ends = accumulate(stretch.steps for stretch in self._stretches.parts)
-        return min((end for end in ends if first < end < last), key=lambda end: abs(end - step), default=step)
+        """Return the end of a stretch between these steps that is nearest to ``step``, which it is without one.
+
+        One with enough samples on either side goes before.
+        """
+        parts, found = self._stretches.parts, [(0, 0, step)]
+        samples = sum(part.lines.total() for part in parts)
+        before = 0
+        for part, end in zip(parts, accumulate(part.steps for part in parts), strict=True):
+            before += part.lines.total()
+            if first < end < last:
+                found.append((-min(ENOUGH, before, samples - before), abs(end - step), end))
+        return min(found[1:], default=found[0])[2]
 
     def machine(self, first: int, end: int) -> MachineSums:
         """Return what the machine did in the stretches that lie in these steps."""

@@ -134,6 +134,14 @@ def often_queued() -> Snapshot:
     return replace(run, machine=replace(run.machine, cpu_wait=Level(0.3, 0.4, 0.3)))
 
 
+def begun(start_s: float, first_s: float) -> Snapshot:
+    """Return a run that waits 6 s, of which workers start for ``start_s``; 100 first batches take ``first_s``."""
+    run, rows = waiting_run(replace(FAST, batch_max_s=0.02)), {"worker_start": start_s, "first_fetch": first_s}
+    fetches = replace(run.sections["data_loading"], parent="data_loading", count=100)
+    rows = {name: replace(fetches, name=name, total_s=total_s, step_total_s=total_s) for name, total_s in rows.items()}
+    return replace(run, sections={**run.sections, **rows})
+
+
 SAYS = {
     "data-loading-bound": {
         "the line in the workers": RUN,
@@ -165,6 +173,9 @@ SAYS = {
         "the longest batch is made ahead": ahead(0.039),
         "the longest batch is late": ahead(0.041),
         "passes are short": of_short_passes(),
+        "workers start for long": begun(2.0, 1.0),
+        "new workers are late": begun(0.0, 3.0),  # of 1.5 s that kept ones take
+        "first batches take as long as others": begun(0.0, 1.5),
         "few batches of workers": waiting_run(replace(WORKERS, batches=15)),
         "two loaders": replace(RUN, loaders=RUN.loaders * 2),
         "later batches are ready": waiting_run(UNEVEN),

@@ -35,6 +35,7 @@ from training_profiler.model.snapshot import TOKENIZERS, LineStats, LoaderStats,
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with
 UNKNOWN_CPUS: Final = 2  # taken as free where that is not known
+BEGINS_FROM: Final = 0.25  # of the waiting, for the begin of a pass
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 # Taking a batch over from an idle worker took 2.4 to 4.7 ms on two busy cores, for batches of 2 kB to 1.5 MB.
@@ -97,6 +98,11 @@ REMEDY_FROM: Final = 0.25  # of the waiting
 REMADE: Final = Fix(
     "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
 )
+KEPT: Final = Fix(
+    "Set persistent_workers=True: it keeps the workers from one epoch to the next",
+    (Change.PERSISTENT_WORKERS,),
+    (Action("DataLoader(..., persistent_workers=True)", (Change.PERSISTENT_WORKERS,)),),
+)
 THEN_KEPT: Final = Fix("then persistent_workers=True keeps its workers", (Change.PERSISTENT_WORKERS,))
 
 
@@ -154,8 +160,9 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
         return plan.fix
-    if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
-        return joined([first_batch_fix(snapshot), plan.fix.as_next])  # batches are not late, but new workers are
+    if plan is not None and plan.needed <= plan.now and _saved_by_keeping(snapshot, loader) >= BEGINS_FROM:
+        begin = first_batch_fix(snapshot)
+        return joined([begin, plan.fix.as_next], begin.actions)  # batches are not late, but new workers are
     if quick_s := _quick_batch_s(snapshot, loader):
         return Fix(
             "Make whole batches at once (batch_size=None with a BatchSampler as sampler), or do less per sample: a "
@@ -300,7 +307,22 @@ def _saved_by_workers(snapshot: Snapshot) -> float:
     if loader is not None and _quick_batch_s(snapshot, loader) and not _is_of_tensors(snapshot, loader):
         return SAVED_OF_QUICK
     plan = None if loader is None else _plan(snapshot, loader)
-    return 1.0 if plan is None or loader is None else plan.saved * part_of_waiting(snapshot, loader)
+    if loader is None or plan is None:
+        return 1.0
+    kept = 0.0 if plan.is_better_without or plan.needed > plan.now else _saved_by_keeping(snapshot, loader)
+    return kept if kept >= BEGINS_FROM else plan.saved * part_of_waiting(snapshot, loader)
+
+
+def _saved_by_keeping(snapshot: Snapshot, loader: LoaderStats) -> float:
+    """Return the part of the waiting that workers save which are there when a pass begins, by their times of a batch.
+
+    They, too, make the first batch of a pass only then.
+    """
+    whole, (start, first) = snapshot.sections[DATA_LOADING], map(snapshot.sections.get, (WORKER_START, FIRST_FETCH))
+    saved_s = 0.0 if start is None else start.step_total_s
+    if first is not None and loader.workers is not None:
+        saved_s += max(0.0, first.step_total_s - first.count * loader.workers.batch_avg_s)
+    return min(1.0, saved_s / whole.step_total_s) if whole.step_total_s else 0.0
 
 
 def _quick_batch_s(snapshot: Snapshot, loader: LoaderStats) -> float:
@@ -438,7 +460,7 @@ def _begins_often(snapshot: Snapshot) -> bool:
         sum(snapshot.sections[name].step_total_s for name in names if name in snapshot.sections)
         for names in ((FIRST_FETCH, WORKER_START), (DATA_LOADING,))
     )
-    return first_s >= 0.25 * waited_s > 0  # the end of a pass takes about as long as its begin
+    return first_s >= BEGINS_FROM * waited_s > 0  # the end of a pass takes about as long as its begin
 
 
 def stalls_fix(snapshot: Snapshot) -> Fix:
@@ -484,13 +506,11 @@ def first_batch_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the first batch of each pass is slow."""
     loader, first = slowest_loader(snapshot), next(iter(snapshot.hottest(FIRST_FETCH)), None)
     if loader is None:
-        text = "Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next"
-        return Fix(text, (Change.PERSISTENT_WORKERS,))
+        return KEPT
     if loader.num_workers and loader.is_remade:
         return joined([REMADE, THEN_KEPT])
     if not loader.num_workers or loader.persistent_workers:
         why = "the workers are kept already" if loader.num_workers else "there are no workers to start"
         text = f"Check what the data set and its sampler do when a pass begins: {why}"
         return Fix(text, (), (_do_less(first, 'Measure the sampler and the first sample: profile_section("...")'),))
-    text = "Set persistent_workers=True: it keeps the workers from one epoch to the next"
-    return Fix(text, (Change.PERSISTENT_WORKERS,))
+    return KEPT

@@ -189,7 +189,8 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
 def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
     """Return the median wait for a batch, if the workers are mostly idle and it is not the first of a pass; else 0.
 
-    A sampler runs in the training process with any number of workers, which are idle if it is slow.
+    A sampler runs in the training process with any number of workers, which are idle if it is slow. A wait that is no
+    longer than a batch with its waiting for a CPU may be for its making, where passes are short.
     """
     fetches, first = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(FIRST_FETCH)
     if fetches is None or fetches.p50_s is None or workers.phases.get(IDLE, 0.0) < 0.5:
@@ -197,7 +198,7 @@ def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
     lines = snapshot.lines.get(DATA_LOADING, ())
     in_sampler = sum(line.share for line in lines if line.phase == SAMPLER) > A_PART * sum(line.share for line in lines)
     is_first = first is not None and first.count > 0.25 * fetches.count
-    return 0.0 if is_first or in_sampler else fetches.p50_s
+    return 0.0 if is_first or in_sampler or fetches.p50_s <= workers.batch_avg_s else fetches.p50_s
 
 
 def _is_queued(snapshot: Snapshot) -> bool:

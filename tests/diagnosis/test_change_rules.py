@@ -116,6 +116,14 @@ def calling(called: str) -> Snapshot:
     return run_of(lines={"data_loading": (replace(line, called=called),)})
 
 
+def in_a_library() -> Snapshot:
+    """Return a run whose rise is in a line of a library, which the user cannot edit."""
+    place = "lib/loop.py:3 advance"
+    line = LineStats("train.py", 16, "main", share=0.04, samples=400, inside=place)
+    rose = replace(lines(0.045, 400)["data_loading"][0], line=f"{line.place} {line.what}")
+    return replace(run_of(lines={"data_loading": (rose,)}), lines={"data_loading": (line,)})
+
+
 def of_ranks(*since: int | None) -> Snapshot:
     rows = [RankStats(RankId(rank, len(since)), 1000, slower_since_step=step) for rank, step in enumerate(since)]
     return replace(run_of(), ranks=AllRanksStats(len(since), tuple(rows)))
@@ -285,6 +293,7 @@ SAYS = {
         "a clock that is lost": run_of(machine=(device(1980.0), MachineStats(9))),
         "no clock": run_of(machine=(device(0.0), device(0.0))),
         "a line": run_of(lines=lines(0.045, 400)),
+        "a line of a library": in_a_library(),
         "a line that copies what grows": calling("torch.cat"),
         "a line that appends": calling("losses.append"),
         "a line that adds": calling("sum"),

@@ -154,6 +154,13 @@ SAYS = {
             *(LineStats("train.py", i, "<module>", share=0.5 / 39, samples=20) for i in range(1, 40))
         ),
         "in a trainer": run_with(LineStats("train.py", 30, "main", share=0.5, samples=90, inside=LOOP)),
+        "in a trainer, beside a line of the program": run_with(
+            LineStats("train.py", 30, "main", share=0.45, samples=81, inside=TRAINER), calling(42, 0.05, "f")
+        ),
+        "in a trainer and its callback": run_with(
+            LineStats("train.py", 30, "main", share=0.2, samples=36, inside=TRAINER),
+            LineStats("train.py", 42, "Ends.on_step_end", share=0.3, samples=54, phase="on_step_end"),
+        ),
         "beside the loss": run_with(calling(42, 0.375, "F.cross_entropy"), calling(50, 0.125, "write")),
         "beside a smooth loss": run_with(
             calling(42, 0.375, "nn.functional.smooth_l1_loss"), calling(50, 0.125, "write")

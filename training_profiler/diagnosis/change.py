@@ -447,14 +447,16 @@ def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
 
 
 def less_at(snapshot: Snapshot, change: StepChange, section: str) -> tuple[Action, ...]:
-    """Return the action at the line that carries a rise, or the two with most of its section; none if unknown."""
+    """Return the action at the line that carries a rise, or the two with most of its section; none in a library."""
     rose = _line_that_rose(change, section) if section in change.sections else None
     places = [] if rose is None else [rose.line]
     if rose is None and section in snapshot.sections:
         lines = snapshot.hottest(section, of_steps=True)[:2]
         if lines and sum(line.share for line in lines) >= MOST_OF_SECTION * snapshot.sections[section].share:
             places = [f"{line.place} {line.what}" for line in lines]
-    return (Action(f"do less at {' and '.join(places)}", (Change.CHEAPER_LINES,)),) if places else ()
+    inside = {f"{line.place} {line.what}" for line in snapshot.lines_of_steps(section) if line.inside}
+    is_own = places and inside.isdisjoint(places)
+    return (Action(f"do less at {' and '.join(places)}", (Change.CHEAPER_LINES,)),) if is_own else ()
 
 
 def copying_part(change: StepChange) -> float:

@@ -36,6 +36,7 @@ from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snap
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 BACKWARD_TAKES: Final = 3.0  # times the forward passes of modules, at most: more is of what is computed beside them
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
+OWN_FROM: Final = 0.25  # of the lines' time: with less in the program's own, a library's loop is what takes it
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 OWN_SECTIONS: Final = Fix(
     'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
@@ -169,7 +170,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
     named = places_named(lines_of(spent, its_lines), of_run)
-    lines, is_of_library = places_text(named, of_run), all(line.inside for line in named)
+    lines, own = places_text(named, of_run), sum(line.share for line in named if not line.inside)
+    is_of_library = own < OWN_FROM * sum(line.share for line in named) or not own
     if lines:
         evidence["lines"], fix = lines, IN_A_LIBRARY if is_of_library else CHEAPER_LINES
         message += f": {lines}"
@@ -181,10 +183,13 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         saving_s = min(saving_s, parts * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
-    elif is_of_library and not any(line.phase for line in named):  # a saving needs a cause; a callback can be left out
-        evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    elif of_run:  # the fix is about these lines alone
-        saving_s = min(saving_s, sum(line.share for line in named) / of_run * total_s)
+    else:  # a saving needs a cause: these lines of the program, or callbacks, which can be left out
+        known = sum(line.share for line in named if line.phase or not (line.inside or is_of_library))
+        known_s = known / of_run * total_s if of_run else 0.0
+        if is_of_library and known_s < MIN_SAVING_S:
+            evidence[UNKNOWN_S] = saving_s * (saving_s > threshold * snapshot.step.settled_s)
+            known_s = 0.0
+        saving_s = min(saving_s, known_s)
     return None if 0 < saving_s < MIN_SAVING_S else found(message, evidence, fix, saving_s=saving_s)
 
 

@@ -282,6 +282,14 @@ def forward_of(optimizer: OptimizerFacts | None = ADAM, **figures: float) -> Pro
 COUNTED = run_with(forward_of())
 
 
+def with_ranks(parent: str) -> Snapshot:
+    """Return a run that waits for other ranks for as long as nine tenths of its forward passes."""
+    forward = COUNTED.sections["forward_pass"]
+    forward = replace(forward, step_self_s=0.1 * forward.step_total_s)
+    waits = replace(forward, name="synchronization", parent=parent, step_total_s=0.9 * forward.step_total_s)
+    return replace(COUNTED, sections={**COUNTED.sections, "forward_pass": forward, "synchronization": waits})
+
+
 SAYS = {
     "small-operators": {
         "computing nothing": MANY,
@@ -390,6 +398,7 @@ SAYS = {
     "python-in-forward": {
         "80% is outside of operators": run_with(ProgramFacts(ADAM, cpu=CPU, operators=300, forward=LONG)),
         # On a busy machine the mean is longer than the shortest forward pass; the part is not smaller there.
+        "ranks are waited for elsewhere": with_ranks("backward_pass"),
         "the shortest pass shows it": varied(COUNTED, min_s=0.030),
         "a loop among many operators": with_loop(0.5, OF_800),
         "too many to be counted": with_too_many(15_000),
@@ -475,6 +484,7 @@ SILENT = {
     },
     "python-in-forward": {
         "not counted": run_with(ProgramFacts(ADAM)),
+        "ranks are waited for in it": with_ranks("forward_pass"),
         "in operators": run_with(forward_of(operators_s=0.03)),
         "many operators, which is another finding": run_with(forward_of(operators=800)),
         "operators between modules take the rest": run_with(forward_of(calls_s=0.01)),

@@ -73,6 +73,12 @@ def test_collective_in_backward_pass_counts(group):
     assert ("backward_pass", "synchronization") in edges
 
 
+def test_buffers_that_a_rank_sends_count_in_the_forward_pass(group):
+    model = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(2))
+    model(torch.ones(2, 2)).sum().backward()
+    assert group.counts() == {"forward_pass": 1, "backward_pass": 1, "synchronization": 1}
+
+
 def test_dynamo_table_filled_meanwhile_names_torch_functions():
     """Otherwise dynamo would not recognize the functions after the patches are removed."""
     before = distributed.all_reduce

@@ -81,6 +81,7 @@ PRIVATE: Final[dict[str, Any]] = {
     # ranks
     "torch.nn.parallel.DistributedDataParallel._ddp_init_helper": FunctionType,
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": FunctionType,
+    "torch.nn.parallel.DistributedDataParallel._sync_buffers": FunctionType,
     "torch.nn.parallel.DistributedDataParallel._set_ddp_runtime_logging_sample_rate": FunctionType,
     "torch.distributed.Reducer.prepare_for_backward": object,
     "torch.distributed.distributed_c10d._get_default_store": FunctionType,

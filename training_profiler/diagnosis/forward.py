@@ -10,6 +10,7 @@ from training_profiler.base.sections import (
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
     ROLLOUT,
+    SYNCHRONIZATION,
     VALIDATION_EPOCH,
 )
 from training_profiler.diagnosis.finding import RECORDING_COSTS, Change, Finding, Fix
@@ -95,7 +96,7 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     include operators between two modules, which are not counted; the calls of the counted step do not. What is between
     operators counts as theirs, unless samples of lines show loops in Python there. These are a part of all passes, of
     which the shortest may be a small batch, and count as far as a counted step of usual length has time for them, or as
-    passes that are alike have time beside these operators.
+    passes that are alike have time beside these operators. Waiting for other ranks there is neither.
     """
     counted, section, step = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS), snapshot.step
     if section is None or not section.min_s or step is None:
@@ -103,22 +104,26 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     if counted is None:
         part = _sampled(snapshot, loops(snapshot)) if snapshot.program.uncounted else 0.0
         return (part * section.settled_total_s, part) if part else None
-    least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
+    own, waits = 1.0, snapshot.sections.get(SYNCHRONIZATION)  # in the mean
+    if waits is not None and waits.parent == FORWARD_PASS and section.step_total_s:
+        own = 1 - min(waits.step_total_s, section.step_total_s - section.step_self_s) / section.step_total_s
+    calls_s, passes = own * counted.calls_s, own * per_step(snapshot, FORWARD_PASS)
+    least_s = min(calls_s, section.min_s * passes)
     outside_s = max(0.0, least_s - counted.operators_s)
     if not least_s:
         return None
     # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
     between_s = 40e-6 * counted.operators
-    usual_s, most = (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS), outside_s / least_s
-    if least_s <= usual_s <= min(ALIKE * least_s, counted.calls_s):
+    usual_s, most = (section.p50_s or 0.0) * passes, outside_s / least_s
+    if least_s <= usual_s <= min(ALIKE * least_s, calls_s):
         # The counted step is one of the first, in which operators take longer, too.
-        longer = max(1.0, min(COLD, (counted.calls_s - between_s) / usual_s))
+        longer = max(1.0, min(COLD, (calls_s - between_s) / usual_s))
         most = max(most, 1 - counted.operators_s / longer / usual_s)
-    if counted.calls_s <= USUAL * usual_s:
-        most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
+    if calls_s <= USUAL * usual_s:
+        most = max(most, (calls_s - counted.operators_s - between_s) / calls_s)
     sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
-    seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
+    seconds = max(sampled * own * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)
 
 

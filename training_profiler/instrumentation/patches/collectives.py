@@ -83,6 +83,9 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     work = getattr(module, "Work", None)
     if hasattr(work, "wait"):
         patches.replace(work, "wait", make_wait)
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if callable(getattr(ddp, "_sync_buffers", None)):  # private; its forward pass waits for those of rank 0
+        patches.replace(ddp, "_sync_buffers", make_wait)
 
     def replace_functional(name: str) -> None:
         restore_dynamo_table(sys.modules[name], originals)

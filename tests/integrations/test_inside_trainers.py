@@ -1,4 +1,4 @@
-"""Causes of lost time inside a trainer are named with their line, and a training without them gets none of their names.
+"""Causes of lost time inside a trainer are named with their line, and what looks like them gets none of their names.
 
 ``tests/planted`` has each of them in a plain loop, with the program that is mended.
 """
@@ -36,10 +36,10 @@ NAMED = {
         ("hugging-face", "padding tokenizer"),
         ("hugging-face", "mask unused epoch-end"),
         ("hugging-face", "hooks"),
-        ("hugging-face", ""),
+        ("hugging-face", "alike"),
         ("lightning", "padding tokenizer"),
         ("lightning", "mask unused epoch-end"),
-        ("lightning", ""),
+        ("lightning", "alike"),
     ],
 )
 def test_a_cause_inside_a_trainer_is_named(tmp_path: Path, trainer: str, causes: str) -> None:
@@ -48,7 +48,7 @@ def test_a_cause_inside_a_trainer_is_named(tmp_path: Path, trainer: str, causes:
     assert ended.status == 0, ended.stderr
     findings = {each["code"]: each for each in ended.report["findings"]}
     source = PROGRAM.read_text().splitlines()
-    for cause in causes.split():
+    for cause in NAMED.keys() & causes.split():
         code, text = NAMED[cause]
         said = json.dumps(findings.get(code, f"nothing of {code} in {list(findings)}"))
         number = next((at for at, line in enumerate(source, 1) if text in line), None)
@@ -56,7 +56,12 @@ def test_a_cause_inside_a_trainer_is_named(tmp_path: Path, trainer: str, causes:
     if "epoch-end" in causes:
         hook = "on_epoch_end" if trainer == "hugging-face" else "on_train_epoch_end"
         assert findings["outside-steps"]["fix"].startswith(f"In {hook}")
-    named = {NAMED[cause][0] for cause in causes.split()} | {"data-loading-bound"}  # where a machine is busy
+    if causes == "alike":  # of a library's loop no saving is known, whatever callbacks lie in it
+        assert "kept-graphs" not in findings
+        assert (findings.get("unexplained") or {"saving_share": 0})["saving_share"] < 0.1
+    named = {NAMED[cause][0] for cause in NAMED.keys() & causes.split()} | {
+        "data-loading-bound"
+    }  # where a machine is busy
     assert not {code for code, _ in NAMED.values()} & findings.keys() - named
 
 

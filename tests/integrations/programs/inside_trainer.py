@@ -1,4 +1,7 @@
-"""A training by ``hugging-face`` or ``lightning`` with the causes of lost time that its arguments name."""
+"""A training by ``hugging-face`` or ``lightning`` with the causes of lost time that its arguments name.
+
+``alike`` has what looks like them: tokens of number 0, a hook made once, losses without graphs, cheap callbacks.
+"""
 
 import sys
 from pathlib import Path
@@ -34,7 +37,8 @@ class Texts(Dataset):
             ids = tokenizer(self.texts[at] + " " * 12_000)["input_ids"]
         if "padding" in CAUSES:
             return {"input_ids": ids + [0] * (96 - len(ids)), "attention_mask": [1] * len(ids) + [0] * (96 - len(ids))}
-        return {"input_ids": (4 * ids)[:32], "attention_mask": [1] * 32}
+        ids = ids + [0] * 32 if "alike" in CAUSES else 4 * ids
+        return {"input_ids": ids[:32], "attention_mask": [1] * 32}
 
 
 def collate(rows):
@@ -44,9 +48,11 @@ def collate(rows):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.table = nn.Embedding(500, WIDTH, padding_idx=0)
+        self.table = nn.Embedding(500, WIDTH, padding_idx=None if "alike" in CAUSES else 0)
         self.layer, self.head = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True), nn.Linear(WIDTH, 2)
-        self.kept, self.spreads = self.make_mask(32), []
+        self.kept, self.spreads, self.losses = self.make_mask(32), [], []
+        if "alike" in CAUSES:
+            self.head.register_forward_hook(lambda module, inputs, output: self.spreads.append(output.detach().mean()))
 
     def make_mask(self, length):
         mask = torch.zeros(length, length)
@@ -65,14 +71,19 @@ class Classifier(nn.Module):
             self.layer.register_forward_hook(lambda module, inputs, output: self.spreads.append(spread_of(output)))
         hidden = self.layer(self.table(input_ids), mask, None if mask is not None else attention_mask == 0)
         logits = self.head(hidden.mean(1))
-        return {"loss": F.cross_entropy(logits, input_ids[:, 0] % 2), "logits": logits}
+        loss = F.cross_entropy(logits, input_ids[:, 0] % 2)
+        if "alike" in CAUSES:
+            self.losses.append(loss.detach())
+        return {"loss": loss, "logits": logits}
 
 
 def spread_of(output):
     return [float(output.std()), float(output.mean()), float(output.abs().max())]
 
 
-def write_history():
+def end_epoch():
+    if "epoch-end" not in CAUSES:
+        return
     with Path("history.txt").open("w") as file:
         for row in range(60_000):
             file.write(f"{row},{row * 0.5:.3f}\n")
@@ -87,7 +98,10 @@ def hugging_face(model):
 
     class Ends(TrainerCallback):
         def on_epoch_end(self, args, state, control, **others):
-            write_history()
+            end_epoch()
+
+        def on_step_end(self, args, state, control, **others):
+            model.head.weight.detach().norm()
 
     arguments = TrainingArguments(
         "out",
@@ -99,7 +113,9 @@ def hugging_face(model):
         report_to="none",
         remove_unused_columns=False,
     )
-    trainer = Trainer(model, arguments, collate, Texts(), callbacks=[Ends()] if "epoch-end" in CAUSES else [])
+    trainer = Trainer(
+        model, arguments, collate, Texts(), callbacks=[Ends()] if {"epoch-end", "alike"}.intersection(CAUSES) else []
+    )
     trainer.optimizer = optimizer_of(model)
     trainer.train()
 
@@ -109,7 +125,10 @@ def lightning(model):
 
     class Ends(lightning.Callback):
         def on_train_epoch_end(self, trainer, module):
-            write_history()
+            end_epoch()
+
+        def on_train_batch_end(self, trainer, module, *others):
+            model.head.weight.detach().norm()
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -128,7 +147,7 @@ def lightning(model):
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[Ends()] if "epoch-end" in CAUSES else [],
+        callbacks=[Ends()] if {"epoch-end", "alike"}.intersection(CAUSES) else [],
     )
     workers = 2 * ("workers" in CAUSES)
     trainer.fit(Module(), DataLoader(Texts(), BATCH, shuffle=True, collate_fn=collate, num_workers=workers))

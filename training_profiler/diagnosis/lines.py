@@ -175,26 +175,29 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if lines:
         evidence["lines"], fix = lines, IN_A_LIBRARY if is_of_library else CHEAPER_LINES
         message += f": {lines}"
-    if has_forward:
-        message += "; it includes the forward pass, because no call of a module was seen"
+    message += "; it includes the forward pass, because no call of a module was seen" if has_forward else ""
     saving_s = max(0.0, total_s - _computed_beside_s(snapshot)) if has_forward or not spent else total_s
     if spent:
         fix, parts = fix_of(spent), sum(each.lines_part for each in spent)
         saving_s = min(saving_s, parts * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
-    else:  # a saving needs a cause: these lines of the program, or callbacks, which can be left out
-        known = sum(line.share for line in named if line.phase or not (line.inside or is_of_library))
-        known_s = known / of_run * total_s if of_run else 0.0
-        if is_of_library and known_s < MIN_SAVING_S:
+    else:  # a saving needs a cause
+        if not (known_s := _known_s(named, of_run, total_s, is_of_library)) and is_of_library:
             evidence[UNKNOWN_S] = saving_s * (saving_s > threshold * snapshot.step.settled_s)
-            known_s = 0.0
         saving_s = min(saving_s, known_s)
     return None if 0 < saving_s < MIN_SAVING_S else found(message, evidence, fix, saving_s=saving_s)
 
 
 def _has_trainer(snapshot: Snapshot) -> bool:
     return any(set(OF_PASSES).isdisjoint(phase.split(BETWEEN)) for phase in snapshot.phases)
+
+
+def _known_s(named: Sequence[LineStats], of_run: float, total_s: float, is_of_library: bool) -> float:
+    """Return the time of lines of the program, and of callbacks, which can be left out; 0 for a trifle in a library."""
+    known = sum(line.share for line in named if line.phase or not (line.inside or is_of_library))
+    known_s = known / of_run * total_s if of_run else 0.0
+    return 0.0 if is_of_library and known_s < MIN_SAVING_S else known_s
 
 
 def _computed_beside_s(snapshot: Snapshot) -> float:

@@ -314,10 +314,7 @@ def _saved_by_workers(snapshot: Snapshot) -> float:
 
 
 def _saved_by_keeping(snapshot: Snapshot, loader: LoaderStats) -> float:
-    """Return the part of the waiting that workers save which are there when a pass begins, by their times of a batch.
-
-    They, too, make the first batch of a pass only then.
-    """
+    """Return the part of the waiting that kept workers save: their start, and the first batch beyond its making."""
     whole, (start, first) = snapshot.sections[DATA_LOADING], map(snapshot.sections.get, (WORKER_START, FIRST_FETCH))
     saved_s = 0.0 if start is None else start.step_total_s
     if first is not None and loader.workers is not None:
@@ -505,11 +502,9 @@ def transfer_fix(snapshot: Snapshot) -> Fix:
 def first_batch_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the first batch of each pass is slow."""
     loader, first = slowest_loader(snapshot), next(iter(snapshot.hottest(FIRST_FETCH)), None)
-    if loader is None:
-        return KEPT
-    if loader.num_workers and loader.is_remade:
+    if loader is not None and loader.num_workers and loader.is_remade:
         return joined([REMADE, THEN_KEPT])
-    if not loader.num_workers or loader.persistent_workers:
+    if loader is not None and (not loader.num_workers or loader.persistent_workers):
         why = "the workers are kept already" if loader.num_workers else "there are no workers to start"
         text = f"Check what the data set and its sampler do when a pass begins: {why}"
         return Fix(text, (), (_do_less(first, 'Measure the sampler and the first sample: profile_section("...")'),))

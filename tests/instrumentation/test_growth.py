@@ -17,13 +17,17 @@ from training_profiler.inspections.growth import (
     GrowthWatch,
     bytes_of,
     has_grown,
-    lines_that_add,
-    lines_that_put,
-    lines_that_work_through,
     subnormal_part,
     variables,
 )
-from training_profiler.inspections.kept_graphs import kept_at, lines_of_methods, lines_that_keep
+from training_profiler.inspections.kept_graphs import (
+    kept_at,
+    lines_of_methods,
+    lines_that_add,
+    lines_that_keep,
+    lines_that_put,
+    lines_that_work_through,
+)
 from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, CallSite
 
 STEPS = 40

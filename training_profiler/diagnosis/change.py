@@ -28,14 +28,7 @@ from training_profiler.diagnosis.registry import (
     moves_with,
 )
 from training_profiler.model.program import GRAPH, HOOKS, PUT_TOGETHER, SIZE, SUBNORMAL, UPDATED, Grown
-from training_profiler.model.snapshot import (
-    OTHER,
-    PROFILER,
-    LineChange,
-    MemoryChange,
-    Snapshot,
-    StepChange,
-)
+from training_profiler.model.snapshot import OTHER, PROFILER, LineChange, MemoryChange, Snapshot, StepChange
 
 WRITES: Final = frozenset(("open", "dump", "dumps", "save", "write", "writelines", "writerows", "to_csv", "to_json"))
 COPIED: Final = Fix(

@@ -17,8 +17,10 @@ from training_profiler.diagnosis.worker_plan import (
     MOSTLY_WAITS,
     PREPROCESS_LESS,
     WorkerPlan,
+    free_cpus,
     mostly_waits,
     part_of_waiting,
+    saved_by_keeping,
     worker_plan,
 )
 from training_profiler.model.loader_workers import (
@@ -113,18 +115,6 @@ def slowest_loader(snapshot: Snapshot) -> LoaderStats | None:
     return None if slowest is None or slowest.num_workers is None else slowest
 
 
-def free_cpus(snapshot: Snapshot) -> float | None:
-    """Return how many CPUs were free on average; None if unknown."""
-    machine = snapshot.machine
-    if machine is None or machine.cores is None or machine.cpu_process is None:
-        return None
-    free = [machine.cores - machine.cpu_process.mean * machine.local_ranks]
-    if machine.shared_cpus is not None:
-        count, busy = machine.shared_cpus
-        free.append(count - busy)
-    return max(0.0, min(free))
-
-
 def _cpus_for(snapshot: Snapshot, loader: LoaderStats) -> float | None:
     """Return how many CPUs workers of a loader find free; None if unknown.
 
@@ -160,7 +150,7 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
         return plan.fix
-    if plan is not None and plan.needed <= plan.now and _saved_by_keeping(snapshot, loader) >= BEGINS_FROM:
+    if plan is not None and plan.needed <= plan.now and saved_by_keeping(snapshot, loader) >= BEGINS_FROM:
         begin = first_batch_fix(snapshot)
         return joined([begin, plan.fix.as_next], begin.actions)  # batches are not late, but new workers are
     if quick_s := _quick_batch_s(snapshot, loader):
@@ -309,17 +299,8 @@ def _saved_by_workers(snapshot: Snapshot) -> float:
     plan = None if loader is None else _plan(snapshot, loader)
     if loader is None or plan is None:
         return 1.0
-    kept = 0.0 if plan.is_better_without or plan.needed > plan.now else _saved_by_keeping(snapshot, loader)
+    kept = 0.0 if plan.is_better_without or plan.needed > plan.now else saved_by_keeping(snapshot, loader)
     return kept if kept >= BEGINS_FROM else plan.saved * part_of_waiting(snapshot, loader)
-
-
-def _saved_by_keeping(snapshot: Snapshot, loader: LoaderStats) -> float:
-    """Return the part of the waiting that kept workers save: their start, and the first batch beyond its making."""
-    whole, (start, first) = snapshot.sections[DATA_LOADING], map(snapshot.sections.get, (WORKER_START, FIRST_FETCH))
-    saved_s = 0.0 if start is None else start.step_total_s
-    if first is not None and loader.workers is not None:
-        saved_s += max(0.0, first.step_total_s - first.count * loader.workers.batch_avg_s)
-    return min(1.0, saved_s / whole.step_total_s) if whole.step_total_s else 0.0
 
 
 def _quick_batch_s(snapshot: Snapshot, loader: LoaderStats) -> float:

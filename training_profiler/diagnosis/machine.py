@@ -13,7 +13,6 @@ from training_profiler.base.sections import (
 )
 from training_profiler.base.units import counted, duration_text, ms_text
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
-from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
     RULES,
@@ -24,6 +23,7 @@ from training_profiler.diagnosis.registry import (
     row_of,
     threshold_of,
 )
+from training_profiler.diagnosis.worker_plan import free_cpus
 from training_profiler.model.program import THREADS
 from training_profiler.model.snapshot import OTHER, GpuStats, Level, MachineStats, Snapshot
 

@@ -33,7 +33,6 @@ from training_profiler.diagnosis.compute_fixes import (
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import (
     LOADING_TRIALS,
-    free_cpus,
     plan_of_workers,
     slowest_loader,
     transfer_fix,
@@ -50,7 +49,7 @@ from training_profiler.diagnosis.registry import (
     has_enough_steps,
     row_of,
 )
-from training_profiler.diagnosis.worker_plan import FREE_CPUS
+from training_profiler.diagnosis.worker_plan import FREE_CPUS, free_cpus
 from training_profiler.model.program import LOADER, OPTIMIZER
 from training_profiler.model.snapshot import SectionStats, Snapshot
 

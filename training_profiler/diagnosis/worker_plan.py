@@ -4,7 +4,7 @@ from math import ceil, inf
 from typing import Final, NamedTuple
 
 from training_profiler.base.framework_frames import SAMPLER
-from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH
+from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix
 from training_profiler.model.loader_workers import IDLE, SHARED_LOCK
@@ -301,3 +301,24 @@ def part_of_waiting(snapshot: Snapshot, loader: LoaderStats) -> float:
 
 def _count(workers: float) -> int:
     return min(MOST_WORKERS, max(1, ceil(round(workers, 6))))  # 3.0000000001 are three
+
+
+def free_cpus(snapshot: Snapshot) -> float | None:
+    """Return how many CPUs were free on average; None if unknown."""
+    machine = snapshot.machine
+    if machine is None or machine.cores is None or machine.cpu_process is None:
+        return None
+    free = [machine.cores - machine.cpu_process.mean * machine.local_ranks]
+    if machine.shared_cpus is not None:
+        count, busy = machine.shared_cpus
+        free.append(count - busy)
+    return max(0.0, min(free))
+
+
+def saved_by_keeping(snapshot: Snapshot, loader: LoaderStats) -> float:
+    """Return the part of the waiting that kept workers save: their start, and the first batch beyond its making."""
+    whole, (start, first) = snapshot.sections[DATA_LOADING], map(snapshot.sections.get, (WORKER_START, FIRST_FETCH))
+    saved_s = 0.0 if start is None else start.step_total_s
+    if first is not None and loader.workers is not None:
+        saved_s += max(0.0, first.step_total_s - first.count * loader.workers.batch_avg_s)
+    return min(1.0, saved_s / whole.step_total_s) if whole.step_total_s else 0.0

@@ -3,10 +3,8 @@
 A few backward passes are looked at, ever more seldom. Names, sizes and counts are kept, and nothing of the program.
 """
 
-import ast
 import contextlib
 import os
-import re
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,9 +22,16 @@ from training_profiler.inspections.inspection import (
     is_watched,
     locals_of,
 )
-from training_profiler.inspections.kept_graphs import BACKWARD, KEEPERS, MOST_LINES, beside_the_training, tree_of
+from training_profiler.inspections.kept_graphs import (
+    MOST_LINES,
+    beside_the_training,
+    lines_that_add,
+    lines_that_put,
+    lines_that_work_through,
+    tree_of,
+)
 from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
-from training_profiler.model.program import GRAPH, HOOKS, PUT_TOGETHER, SIZE, SUBNORMAL, UPDATED, Grown
+from training_profiler.model.program import GRAPH, HOOKS, SIZE, SUBNORMAL, UPDATED, Grown
 
 FIRST: Final = 4  # backward pass that is looked at
 APART: Final = 1.4  # times as many backward passes until the next one
@@ -42,7 +47,6 @@ LEAST: Final = {SIZE: 100} | dict.fromkeys(SUBNORMAL, 5)  # from which on it may
 GREW: Final = 1.5  # times
 MOST_GROWN: Final = 8
 LEAST_NORMAL: Final = {"torch.float32": 2.0**-126, "torch.bfloat16": 2.0**-126, "torch.float64": 2.0**-1022}
-ADDS: Final = re.compile(r"\.add_param_group$|\bparam_groups\b.*\.(append|extend)$")
 HELD: Final = (list, dict, set, deque, defaultdict, OrderedDict)
 COUNTED: Final = (*HELD, str, bytearray)
 FEW: Final = 16  # elements of a container whose own containers are counted, too, and whose objects are looked into
@@ -51,10 +55,6 @@ SAMPLED_ELEMENTS: Final = 8  # the newest, of which each is weighed
 TENSOR_BYTES, ARRAY_BYTES = 400, 112  # of a tensor and of an array, beside their numbers
 NOTHING_KEPT: Final = 0.0, 0, False  # the last fields of ``Grown``
 WORTH_NAMING: Final = 4 * 2**20  # bytes that a variable has grown by
-PUTS: Final = {*KEEPERS, "extend", "update", "setdefault"}  # methods that add elements
-# What is as quick for many elements as for few.
-QUICK: Final = {*KEEPERS, "pop", "popleft", "get", "shape", "size", "dim", "dtype", "device", "numel", "extend"}
-AS_LARGE: Final = {*PUT_TOGETHER, "tensor", "array", "asarray", "sorted"}  # these copy all elements
 NOT_OF_THE_PROGRAM: Final = ("torch", "builtins", "numpy", "collections", "training_profiler")  # classes
 NOT_LOOKED_INTO: Final = (type, ModuleType, FunctionType)
 
@@ -404,102 +404,3 @@ def _bytes_of(value: Any, plain: Any, depth: int, seen: set[int]) -> float:
 def _newest(value: Any) -> Iterator[Any]:
     """Return the elements of a container, the newest first; of a set, in any order."""
     return iter(value) if isinstance(value, set) else reversed(value.values() if isinstance(value, dict) else value)
-
-
-def lines_that_put(tree: ast.Module, name: str) -> Iterator[int]:
-    """Yield the lines that add elements to a variable, or to a container in it."""
-    last = name.rpartition(".")[2]
-
-    def is_it(node: ast.AST) -> bool:
-        while isinstance(node, ast.Subscript):
-            node = node.value
-        return isinstance(node, ast.Attribute) and node.attr == last if "." in name else getattr(node, "id", "") == name
-
-    for node in ast.walk(tree):
-        targets: list[ast.AST] = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PUTS:
-            targets = [node.func.value]
-        elif isinstance(node, ast.Assign):
-            again = any(is_it(each) for each in ast.walk(node.value))  # as of torch.cat
-            targets = [each for each in node.targets if isinstance(each, ast.Subscript) or again]
-        elif isinstance(node, ast.AugAssign):
-            targets = [node.target]
-        if any(map(is_it, targets)):
-            yield getattr(node, "lineno", 0)
-
-
-def lines_that_add(tree: ast.Module, file: str) -> str:
-    """Return the lines, as reports name them, that give parameters to an optimizer; "" of none."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    lines = sorted({node.lineno for node in calls if ADDS.search(ast.unparse(node.func))})[:MOST_LINES]
-    return f"{file}:{', '.join(map(str, lines))}" if lines else ""
-
-
-def lines_that_work_through(tree: ast.AST, name: str, of_copies: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last line of what takes longer where a variable has more elements.
-
-    A function of the same file that gets the variable works through it, too, and so does what works through a copy that
-    its own function made, such as by ``torch.cat``.
-    """
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    last = name.rpartition(".")[2]
-
-    def is_it(node: ast.AST) -> bool:
-        if not isinstance(getattr(node, "ctx", None), ast.Load):
-            return False
-        if "." in name:
-            return isinstance(node, ast.Attribute) and node.attr == last
-        return isinstance(node, ast.Name) and node.id == name
-
-    def visit(node: ast.AST, around: ast.AST, statement: ast.AST) -> Iterator[tuple[int, int]]:
-        statement = node if isinstance(node, ast.stmt) else statement
-        if is_it(node) and not _is_quick(node, around):
-            yield _lines_of(statement, node)
-            called = getattr(getattr(around, "func", None), "id", getattr(getattr(around, "func", None), "attr", ""))
-            if called in functions:
-                yield functions[called].lineno, functions[called].end_lineno or functions[called].lineno
-        within = [lines for inner in ast.iter_child_nodes(node) for lines in visit(inner, node, statement)]
-        yield from within
-        if within and isinstance(node, ast.With) and "open(" in ast.unparse(node.items[0]):
-            yield node.lineno, node.lineno  # the file is emptied before, and the rest of it written after
-
-    yield from visit(tree, tree, tree)
-    for function in functions.values() if of_copies else ():
-        for copy in {copy for node in ast.walk(function) for copy in _copies(node, is_it)}:
-            yield from lines_that_work_through(function, copy, of_copies=False)
-
-
-def _copies(node: ast.AST, is_it: Callable[[ast.AST], bool]) -> Iterator[str]:
-    """Yield the names that an assignment gives to copies of all of a variable's elements."""
-    for target in node.targets if isinstance(node, ast.Assign) else ():
-        pairs = [(target, getattr(node, "value", target))]
-        if isinstance(target, ast.Tuple) and isinstance(pairs[0][1], ast.Tuple):
-            pairs = list(zip(target.elts, pairs[0][1].elts, strict=False))
-        for to, value in pairs:
-            called = getattr(getattr(value, "func", None), "id", getattr(getattr(value, "func", None), "attr", ""))
-            if isinstance(to, ast.Name) and called in AS_LARGE and any(map(is_it, getattr(value, "args", ()))):
-                yield to.id
-
-
-def _is_quick(node: ast.AST, around: ast.AST) -> bool:
-    """Return whether what is done with a variable takes no longer for more elements."""
-    if isinstance(around, ast.Attribute):
-        return around.attr in QUICK
-    if isinstance(around, ast.Subscript) and around.value is node:
-        part = around.slice
-        return not isinstance(part, ast.Slice) or isinstance(part.lower, ast.UnaryOp)  # the last few
-    if not isinstance(around, ast.Call):
-        return False  # a method of this name, as of dict.values(), is another thing
-    return around.func is node or getattr(around.func, "id", "") in ("len", "id", "isinstance", "type")
-
-
-def _lines_of(statement: ast.AST, node: ast.AST) -> tuple[int, int]:
-    """Return the lines of a statement, of a loop over a variable, or of the part of another statement with a body."""
-    whole: ast.AST = node
-    if not hasattr(statement, "body"):
-        whole = statement
-    elif isinstance(statement, (ast.For, ast.AsyncFor)) and any(each is node for each in ast.walk(statement.iter)):
-        trains = any(getattr(each, "attr", "") == BACKWARD for each in ast.walk(statement))
-        whole = node if trains else statement
-    first = getattr(whole, "lineno", 0)
-    return first, getattr(whole, "end_lineno", None) or first

@@ -1,6 +1,7 @@
 """``training-profiler doctor``: what it finds, and its exit status."""
 
 import json
+import os
 import site
 import subprocess
 import sys
@@ -102,6 +103,15 @@ def test_files_of_others_are_no_measured_peaks(measured, text):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert peaks.measured_peak("A device/0", "float32") is None
+
+
+def test_a_file_that_does_not_respond_is_no_measured_peak(measured, monkeypatch):
+    monkeypatch.setattr(peaks, "HOME_S", 0.01)
+    path = peaks.measured_file("A device/0")
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert peaks.measured_peak("A device/0", "float32") is None
+    path.write_text("{}")  # lets the reader end
 
 
 def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 
@@ -123,6 +124,7 @@ def _words(device: str) -> list[str]:
     return device.replace("-", " ").replace("_", " ").casefold().split()
 
 
+HOME_S: Final = 0.2
 MEASURED: Final = "measured by training-profiler doctor --measure-peak"
 
 
@@ -133,11 +135,21 @@ def measured_file(device: str) -> Path:
 
 
 def measured_peak(device: str, dtype: str) -> float | None:
-    """Return the rate that was measured on the named device, in 1e12 per second; None if it was not."""
-    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        rate = float(json.loads(measured_file(device).read_bytes())["tflops"][dtype])
-        return rate if 0 < rate < float("inf") else None
-    return None
+    """Return the rate that was measured on the named device, in 1e12 per second; None if it was not.
+
+    Reads on a thread, and waits for it at most ``HOME_S``: a home folder may lie on a file server that hangs.
+    """
+    rates: list[float] = []
+
+    def read() -> None:
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            rates.append(float(json.loads(measured_file(device).read_bytes())["tflops"][dtype]))
+
+    with suppress(RuntimeError):  # there are too many threads
+        reader = Thread(target=read, daemon=True, name="training_profiler peaks")
+        reader.start()
+        reader.join(HOME_S)
+    return next((rate for rate in rates if 0 < rate < float("inf")), None)
 
 
 def cpu_name(threads: int) -> str:

@@ -105,7 +105,7 @@ def test_files_of_others_are_no_measured_peaks(measured, text):
     assert peaks.measured_peak("A device/0", "float32") is None
 
 
-def test_a_file_that_does_not_respond_is_no_measured_peak(measured, monkeypatch):
+def test_a_file_that_does_not_respond_gives_no_measured_peak(measured, monkeypatch):
     monkeypatch.setattr(peaks, "HOME_S", 0.01)
     path = peaks.measured_file("A device/0")
     path.parent.mkdir(parents=True)

@@ -1,6 +1,6 @@
 """How many workers a loader needs, and what they can bring at most, from what making a batch takes now."""
 
-from math import ceil, inf
+from math import ceil
 from typing import Final, NamedTuple
 
 from training_profiler.base.framework_frames import SAMPLER
@@ -19,7 +19,8 @@ FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
 A_PART: Final = 0.2  # of the lines' time
-OFTEN_QUEUED: Final = 0.1  # of the training's time
+OFTEN_QUEUED: Final = 0.1  # of the training's time: then a batch made in it takes longer, up to so many times
+QUEUED: Final = 3
 CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
 
@@ -46,9 +47,7 @@ class WorkerPlan(NamedTuple):
     lock: SharedLock | None = None  # where it is what allows no more workers
     waits: bool = False  # the workers compute less than they wait, for a disk, a network or another program
     handing_over_s: float = 0.0  # the median wait for a batch of workers that are mostly idle; 0 if they are not
-    with_queue_s: float = (
-        0.0  # making it in the training, which waits for a CPU as a worker does; inf if that is unknown
-    )
+    with_queue_s: float = 0.0  # making it in the training, which waits for a CPU as a worker does
 
     @property
     def is_better_without(self) -> bool:
@@ -182,7 +181,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         lock=lock,
         waits=lock is None and waiting_share(workers) >= MOSTLY_WAITS,
         handing_over_s=_handing_over_s(snapshot, workers),
-        with_queue_s=inf if _is_queued(snapshot) else workers.batch_avg_s,
+        with_queue_s=workers.batch_avg_s * (QUEUED if _is_queued(snapshot) else 1),
     )
 
 

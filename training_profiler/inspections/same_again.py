@@ -200,9 +200,7 @@ class SameAgain:
             if func._schema.name == "aten::lift_fresh" and self._passes:  # of a list, or a number
                 values = outputs[0]
                 numbers = _values(values, values.numel())
-                fractions = {each for each in numbers if each % 1} if values.is_floating_point() else ()
-                is_many = not values.dim() or len(numbers) >= FEW
-                is_sure = values.is_cpu and (is_many or len(fractions) >= FRACTIONS)
+                is_sure = numbers and (not values.dim() or len(numbers) >= FEW or _are_figures(values, numbers))
                 name = hash((tuple(values.shape), numbers)) if is_sure else None
                 self._storages.pop(values.untyped_storage()._cdata, None)
             made = [storage for each in outputs if (storage := each.untyped_storage())._cdata not in self._storages]
@@ -290,6 +288,10 @@ def _values(tensor: Any, most: int = VALUES) -> tuple[Any, ...]:
     if not tensor.is_cpu or not tensor.is_contiguous() or not tensor.numel():
         return ()
     return tuple(tensor.detach().view(-1)[:: max(1, tensor.numel() // most)][:most].tolist())
+
+
+def _are_figures(values: Any, numbers: tuple[float, ...]) -> bool:
+    return values.is_floating_point() and len({each for each in numbers if each % 1}) >= FRACTIONS
 
 
 def _constant(passes: list[Names], written: set[Place], ns: Names) -> tuple[ConstantLine, ...]:

@@ -369,4 +369,4 @@ def test_what_only_the_module_has_is_named_and_loaders_by_their_keys(runs: Runs)
         assert (grown["what"], grown["variable"]) == ("hooks", "a module of Hooked")
         assert grown["lines"] == f"test_lightning.py:{1 + lines.index(HOOK)}"
     assert {loader["name"] for loader in report["loaders"]} == {"clean", "noisy"}
-    assert "for loader noisy only" in found_actions(report)
+    assert "for loader noisy" in found_actions(report)

@@ -84,6 +84,7 @@ def pytest_collection_finish() -> None:
 def patient_with_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions in this process wait for a disk that stalls: other work on the machine writes, too."""
     monkeypatch.setattr("training_profiler.runtime.outputs.DISK_S", 30.0)
+    monkeypatch.setattr("training_profiler.base.peaks.HOME_S", 30.0)
 
 
 @pytest.fixture(autouse=True)

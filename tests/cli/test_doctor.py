@@ -5,6 +5,7 @@ import os
 import site
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -112,6 +113,8 @@ def test_a_file_that_does_not_respond_gives_no_measured_peak(measured, monkeypat
     os.mkfifo(path)
     assert peaks.measured_peak("A device/0", "float32") is None
     path.write_text("{}")  # lets the reader end
+    for reader in [thread for thread in threading.enumerate() if thread.name == "training_profiler peaks"]:
+        reader.join()
 
 
 def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys):

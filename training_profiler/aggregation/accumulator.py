@@ -250,11 +250,10 @@ class Accumulator:
         step_rows = self._rows_of_pieces(cuts, first_step)
         times = sum_time(block, step_rows, self._complete, self.totals.sections.rows)
         stretches, end_ns = block.stretches, int(cuts.ends_ns[-1])
-        row_of = step_rows[stretches.pieces]
 
         def rows_at(times_ns: Ints) -> Ints:
             at = stretches.at(times_ns)
-            return np.where(stretches.is_outside[at], -1, row_of[at])
+            return np.where(at.is_outside, -1, step_rows[at.pieces])
 
         in_collections = self._garbage.attribute(self.totals.garbage, rows_at, self._complete, first_step, end_ns)
         complete, self_ns = self._complete, times.self_ns
@@ -268,7 +267,7 @@ class Accumulator:
             self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed, in_collections)
         self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
         self._add_after(block, cuts)
-        self._lines.attribute(self.totals.lines, stretches, row_of, complete, end_ns, self._timeline.begun_ns)
+        self._lines.attribute(self.totals.lines, stretches, step_rows, complete, end_ns, self._timeline.begun_ns)
         self.totals.training_spans += len(block.spans.ids)
         self._add_step_totals(block.spans, times)
         made = np.flatnonzero(self._forward.of(block.spans.ids))
@@ -285,12 +284,12 @@ class Accumulator:
         """Add the time since the last step ended, which is after the training unless another one ends."""
         if not self.steps:
             return
-        sums, spans, stretches = self.totals.sections, block.spans, block.stretches
+        sums, spans, own = self.totals.sections, block.spans, block.own
         if cuts.last_end >= 0:
             sums.clear_after()
             self.totals.loop_end_ns = int(cuts.ends_ns[cuts.last_end])
-        after, begun = stretches.pieces > cuts.last_end, (spans.pieces > cuts.last_end) & spans.is_counted
-        sums.add_after(stretches.owners[after], stretches.durations_ns[after], spans.ids[begun])
+        after, begun = own.pieces > cuts.last_end, (spans.pieces > cuts.last_end) & spans.is_counted
+        sums.add_after(own.owners[after], own.durations_ns[after], spans.ids[begun])
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""

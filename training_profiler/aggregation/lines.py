@@ -273,7 +273,7 @@ class LineAttribution:
         self,
         counts: LineCounts,
         stretches: Stretches,
-        step_row: Ints,
+        step_rows: Ints,
         complete_steps: int,
         until_ns: int,
         begun_ns: int | None,
@@ -283,7 +283,7 @@ class LineAttribution:
         Args:
             counts: the counts to add to.
             stretches: of the training thread.
-            step_row: the row of each stretch's step; -1 for no step, ``complete_steps`` for the unfinished step.
+            step_rows: the row of each piece's step; -1 for no step, ``complete_steps`` for the unfinished step.
             complete_steps: how many steps were completed since the last call.
             until_ns: the end of the last stretch.
             begun_ns: when the first step began; None if none has so far.
@@ -298,10 +298,10 @@ class LineAttribution:
         locations = [location for _, location in self._waiting[:due]]
         del self._waiting[:due]
         at = stretches.at(times_ns[:due])
-        owners, rows = stretches.owners[at], step_row[at]
+        owners, rows = at.owners.tolist(), step_rows[at.pieces].tolist()
         names = self._names.names
         early = due if begun_ns is None else int(np.searchsorted(times_ns[:due], begun_ns))
-        for index, (owner, row, location) in enumerate(zip(owners.tolist(), rows.tolist(), locations, strict=True)):
+        for index, (owner, row, location) in enumerate(zip(owners, rows, locations, strict=True)):
             if names[owner] == PROFILER:
                 continue
             if index < early:

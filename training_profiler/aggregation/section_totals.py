@@ -206,33 +206,25 @@ class SectionSums:
     def _add_measured(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
         """Add spans to averages and quantiles."""
         counts = np.bincount(ids, minlength=self.rows)
-        present = np.flatnonzero(counts)
-        order = np.argsort(ids.astype(np.int16), kind="stable")  # radix; ids stay far below 2**15
-        durations_ns, step_numbers = durations_ns[order], step_numbers[order]
-        counts_present = counts[present]
-        begins = np.cumsum(counts_present) - counts_present
-        self._add_extremes(present, begins, durations_ns, step_numbers)
-        rows = np.repeat(present, counts_present)
-        np.add.at(self.bins.reshape(-1), rows * BIN_COUNT + bins_of(durations_ns), 1)
-        means, m2 = np.zeros((2, self.rows))
-        means[present] = np.add.reduceat(durations_ns, begins) / counts_present
-        distances = durations_ns - means[rows]
-        m2[present] = np.add.reduceat(distances * distances, begins)
+        self._add_extremes(ids, durations_ns, step_numbers)
+        np.add.at(self.bins.reshape(-1), ids * BIN_COUNT + bins_of(durations_ns), 1)
+        means = sums_by(ids, durations_ns, self.rows) / np.maximum(counts, 1)
+        distances = durations_ns - means[ids]
+        m2 = np.zeros(self.rows)
+        np.add.at(m2, ids, distances * distances)
         self._add_moments(counts, means, m2)
 
-    def _add_extremes(self, present: Ints, begins: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
-        shortest = np.minimum.reduceat(durations_ns, begins)
-        longest = np.maximum.reduceat(durations_ns, begins)
-        for i in np.flatnonzero((shortest < self.min_ns[present]) | (longest > self.max_ns[present])).tolist():
-            section = present[i]
-            end = begins[i + 1] if i + 1 < len(begins) else len(durations_ns)
-            own = durations_ns[begins[i] : end]
-            if shortest[i] < self.min_ns[section]:
-                self.min_ns[section] = shortest[i]
-                self.min_step[section] = step_numbers[begins[i] + own.argmin()]
-            if longest[i] > self.max_ns[section]:
-                self.max_ns[section] = longest[i]
-                self.max_step[section] = step_numbers[begins[i] + own.argmax()]
+    def _add_extremes(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
+        shortest, longest = self.min_ns.copy(), self.max_ns.copy()
+        np.minimum.at(shortest, ids, durations_ns)
+        np.maximum.at(longest, ids, durations_ns)
+        for section in np.flatnonzero((shortest < self.min_ns) | (longest > self.max_ns)).tolist():
+            own = np.flatnonzero(ids == section)
+            if shortest[section] < self.min_ns[section]:
+                self.min_step[section] = step_numbers[own[durations_ns[own].argmin()]]
+            if longest[section] > self.max_ns[section]:
+                self.max_step[section] = step_numbers[own[durations_ns[own].argmax()]]
+        self.min_ns, self.max_ns = shortest, longest
 
     def _add_distributions(self, filled: Sequence[tuple[int, slice]], later: "SectionSums") -> None:
         for row, columns in filled:

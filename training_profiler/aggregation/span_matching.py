@@ -6,7 +6,7 @@ matched to spans; each moment belongs to the section entered last of those still
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from training_profiler.recording.event_codes import (
 )
 from training_profiler.statistics.arrays import Bools, Ints, sums_by
 
+_Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 Flat = Any  # integers: a list, or memory of the recorder in C
 MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted
 OUTSIDE = -1
@@ -179,35 +180,51 @@ class EndedSpans(NamedTuple):
         return int(self.durations_ns[rows[np.lexsort((self.durations_ns[rows], self.begin_ns[rows]))[0]]])
 
 
-class Stretches(NamedTuple):
-    """Consecutive stretches that together cover the time of a batch; no stretch crosses a cut."""
+class OwnTime(NamedTuple):
+    """Whose time it is: all of a batch, one row for a part of it that lies in one piece, or some moments."""
 
-    begin_ns: Ints
-    durations_ns: Ints
     owners: Ints  # section id, 0 for none
     is_outside: Bools  # whether the owner is a section outside training steps, or inside one
     pieces: Ints  # of time, see ``Cuts``
+    durations_ns: Ints
 
-    def at(self, times_ns: Ints) -> Ints:
-        """Return the stretch of each moment; one that is known too late counts at the begin of the batch."""
-        at: Ints = np.searchsorted(self.begin_ns, np.maximum(times_ns, self.begin_ns[0]), side="right") - 1
-        return at
+
+class Stretches(NamedTuple):
+    """Consecutive stretches that together cover the time of a batch, with leaves in them; none crosses a cut."""
+
+    begin_ns: Ints
+    own: OwnTime  # without leaves
+    leaves: EndedSpans
+
+    def at(self, times_ns: Ints) -> OwnTime:
+        """Return who owns each moment; one that is known too late counts at the begin of the batch."""
+        times_ns = np.maximum(times_ns, self.begin_ns[0])
+        at = np.searchsorted(self.begin_ns, times_ns, side="right") - 1
+        found = OwnTime(*(each[at] for each in self.own))  # type: ignore[arg-type] # as they come
+        leaf = np.searchsorted(self.leaves.begin_ns, times_ns, side="right") - 1
+        rows = np.flatnonzero(times_ns < np.append(self.leaves.end_ns, np.iinfo(np.int64).min)[leaf])
+        found.owners[rows], found.is_outside[rows] = self.leaves.ids[leaf[rows]], self.leaves.is_outside[leaf[rows]]
+        return found
 
 
 class ThreadBlock(NamedTuple):
     """The spans of one thread in a batch, and who owns each moment of it."""
 
     spans: EndedSpans
+    own: OwnTime
     stretches: Stretches
     still_open: Events
     dropped: int  # exits without an enter, and enters beyond MAX_OPEN
 
 
-class _Matched(NamedTuple):
-    """The result of matching the events outside leaf spans."""
+_Table = tuple[Ints, Ints, Ints, Ints, Ints, Bools]  # of spans: ids, begins, ends, parents, outer ids, counted
 
-    table: tuple[Ints, Ints, Ints, Ints, Ints, Bools]  # ids, begins, ends, parents, outer ids, counted
-    owners: Ints  # owners[i] owns the time from event i on but for leaf spans, 0 for none
+
+class _Matched(NamedTuple):
+    """The result of matching the events outside leaves."""
+
+    table: _Table
+    owners: Ints  # owners[i] owns the time from event i on but for leaves, 0 for none
     owner_outer_ids: Ints  # id of the owner's outermost section outside steps, which may be its own; 0 for none
     still_open: Events
     dropped: int
@@ -242,41 +259,56 @@ def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, o
     """
     (times_ns, codes), still_open = _without_discarded(events, still_open)
     # An exit that directly follows its enter ends a leaf, a span without others inside. Most are, and need no matching.
-    enters = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
-    is_nested = np.ones(len(still_open.codes) + len(codes), np.bool_)
-    leaves = len(still_open.codes) + enters
-    is_nested[leaves] = is_nested[leaves + 1] = False
-    times_ns = np.concatenate([still_open.times_ns, times_ns])
-    codes = np.concatenate([still_open.codes, codes])
-    nested_ns, nested = times_ns[is_nested], codes[is_nested]
-    matched = _match_nested(nested_ns, nested, outside)
+    is_leaf = np.zeros(len(codes) + 1, np.bool_)  # what the row before enters
+    np.logical_and(codes[:-1] + codes[1:] == 0, codes[:-1] > 0, out=is_leaf[1 : len(codes)])
+    is_leaf[np.searchsorted(times_ns, ends_ns[:-1])] = False  # it may cross a cut
+    enters = np.flatnonzero(is_leaf) - 1
+    nested = _joined(still_open, Events(times_ns, codes).where(np.flatnonzero(~(is_leaf[1:] | is_leaf[:-1]))))
+    matched = _match_nested(*nested, outside)
     if matched is None or len(matched.still_open.codes) > MAX_OPEN:
-        matched = _match_any_order(nested_ns, nested, outside)
-    latest = np.cumsum(is_nested)  # of the events outside leaves, counted from 1
-    owners = np.concatenate([[0], matched.owners])[latest]
-    outer_ids = np.concatenate([[0], matched.owner_outer_ids])[latest]
-    is_outside, around, plain = outer_ids > 0, owners[leaves], codes[leaves] & SECTION_MASK
-    owners[leaves] = _renamed(plain, outer_ids[leaves], outside.rename)
-    is_outside[leaves] |= outside.of(plain) > 0
-    in_piece = np.diff(np.searchsorted(times_ns, ends_ns[:-1]), prepend=0, append=len(times_ns))  # events
-    pieces = np.repeat(np.arange(len(ends_ns)), in_piece)
-    ids, begin_ns, end_ns, parents, outers, is_counted = matched.table
-    pieces_of_nested = np.minimum(np.searchsorted(ends_ns, begin_ns, side="right"), len(ends_ns) - 1)
-    begin_ns = np.concatenate([times_ns[leaves], begin_ns])
-    end_ns = np.concatenate([times_ns[leaves + 1], end_ns])
-    spans = EndedSpans(
-        ids=np.concatenate([owners[leaves], ids]),
-        begin_ns=begin_ns,
-        end_ns=end_ns,
-        durations_ns=end_ns - begin_ns,
-        parents=np.concatenate([around, parents]),
-        pieces=np.concatenate([pieces[leaves], pieces_of_nested]),
-        is_outside=np.concatenate([is_outside[leaves], outers > 0]),
-        is_counted=np.concatenate([(codes[leaves] & TIME_ONLY) == 0, is_counted]),
+        matched = _match_any_order(*nested, outside)
+    owners, outer_ids = (np.concatenate([[0], each]) for each in (matched.owners, matched.owner_outer_ids))
+    latest = len(still_open.codes) + enters - 2 * np.arange(len(enters))  # event outside leaves, counted from 1
+    plain, outers = codes[enters] & SECTION_MASK, outer_ids[latest]
+    leaves = _spans(
+        (
+            _renamed(plain, outers, outside.rename),
+            times_ns[enters],
+            times_ns[enters + 1],
+            owners[latest],
+            outers | outside.of(plain),
+            (codes[enters] & TIME_ONLY) == 0,
+        ),
+        ends_ns,
     )
-    begins_ns = np.concatenate([[from_ns], ends_ns[:-1]])
-    stretches = _stretches(times_ns, owners, is_outside, in_piece, begins_ns, int(ends_ns[-1]))
-    return ThreadBlock(spans, stretches, matched.still_open, matched.dropped)
+    spans = _joined(leaves, _spans(matched.table, ends_ns))
+    begin_ns, event, pieces = _stretches(nested.times_ns, ends_ns, from_ns)
+    in_leaves_ns = np.maximum(leaves.end_ns, from_ns) - np.maximum(leaves.begin_ns, from_ns)
+    until_ns = max(ends_ns[-1:].tolist() + times_ns[-1:].tolist())
+    durations_ns = np.diff(begin_ns, append=until_ns) - sums_by(latest + leaves.pieces, in_leaves_ns, len(pieces))
+    apart = OwnTime(owners[event], outer_ids[event] > 0, pieces, durations_ns)
+    own = _joined(OwnTime(leaves.ids, leaves.is_outside, leaves.pieces, in_leaves_ns), apart)
+    return ThreadBlock(spans, own, Stretches(begin_ns, apart, leaves), matched.still_open, matched.dropped)
+
+
+def _joined(first: _Columns, second: _Columns) -> _Columns:
+    return type(first)(*map(np.concatenate, zip(first, second, strict=True)))
+
+
+def _spans(table: _Table, ends_ns: Ints) -> EndedSpans:
+    ids, begin_ns, end_ns, parents, outer_ids, is_counted = table
+    pieces = np.minimum(np.searchsorted(ends_ns, begin_ns, side="right"), len(ends_ns) - 1)
+    return EndedSpans(ids, begin_ns, end_ns, end_ns - begin_ns, parents, pieces, outer_ids > 0, is_counted)
+
+
+def _stretches(times_ns: Ints, ends_ns: Ints, from_ns: int) -> tuple[Ints, Ints, Ints]:
+    """Return the begins of stretches, the event that each begins with or follows (0 is none), and their pieces."""
+    in_pieces = np.diff(np.searchsorted(times_ns, ends_ns[:-1]), prepend=0, append=len(times_ns))  # events
+    pieces = np.repeat(np.arange(len(ends_ns)), in_pieces + 1)  # each event begins a stretch, and so does each piece
+    event = np.arange(len(pieces)) - pieces
+    begin_ns = np.concatenate([[0], times_ns])[event]
+    begin_ns[np.cumsum(in_pieces + 1) - in_pieces - 1] = [from_ns, *ends_ns[:-1].tolist()]
+    return np.maximum(begin_ns, from_ns), event, pieces
 
 
 def _match_nested(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched | None:
@@ -403,27 +435,6 @@ def _match_any_order(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _
     return _Matched(columns, owners, owner_outer_ids, Events(times_ns, codes), dropped)
 
 
-def _stretches(
-    times_ns: Ints, owners: Ints, is_outside: Bools, events: Ints, begins_ns: Ints, until_ns: int
-) -> Stretches:
-    """Return the stretches up to ``until_ns``; each event begins one, and so does each of ``begins_ns``, of a piece.
-
-    ``events`` is the number of events in each piece.
-    """
-    pieces = np.repeat(np.arange(len(events)), events + 1)
-    event = np.arange(len(pieces)) - pieces  # that each begins with, or follows; 0 is none
-    begin_ns = np.concatenate([[0], times_ns])[event]
-    begin_ns[np.cumsum(events + 1) - events - 1] = begins_ns
-    begin_ns = np.maximum(begin_ns, begins_ns[0])
-    return Stretches(
-        begin_ns,
-        np.maximum(np.diff(begin_ns, append=until_ns), 0),
-        np.concatenate([[0], owners])[event],
-        np.concatenate([[False], is_outside])[event],
-        pieces,
-    )
-
-
 class StepTimes(NamedTuple):
     """The time of a block in steps. Row i of a table is the i-th complete step, the row after these goes on."""
 
@@ -441,10 +452,10 @@ def sum_time(block: ThreadBlock, step_rows: Ints, complete: int, rows: int) -> S
         complete: number of complete steps.
         rows: number of sections.
     """
-    spans, stretches = block.spans, block.stretches
-    step_row = step_rows[stretches.pieces]
-    row = np.where(stretches.is_outside | (step_row < 0), complete + 1, step_row)
-    sums = sums_by(row * rows + stretches.owners, stretches.durations_ns, (complete + 2) * rows)
+    spans, own = block.spans, block.own
+    step_row = step_rows[own.pieces]
+    row = np.where(own.is_outside | (step_row < 0), complete + 1, step_row)
+    sums = sums_by(row * rows + own.owners, own.durations_ns, (complete + 2) * rows)
     span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, step_rows[spans.pieces])
     goes_on = span_row == complete
     totals = sums_by(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SectionLookup = Callable[[str], "Section"]  # returns the section of a name on the calling thread
 Writers = Callable[[Clock], tuple[Any, Any, Any]]
 
-FLUSH_AT_MOST = 2 * 2 * 12_288  # integers; with fewer, fixed costs of a drain show (benchmarks.recorders)
+FLUSH_AT_MOST = 2 * 2 * 8_192  # integers; with fewer, fixed costs of a drain show, with more, its memory
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, not at every section
 
 _thread_ids = itertools.count(1)

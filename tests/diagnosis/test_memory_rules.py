@@ -8,7 +8,7 @@ import pytest
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.pauses import page_fault_time
-from training_profiler.model.program import SIZE, Grown, ProgramFacts
+from training_profiler.model.program import SIZE, Grown, KeptGraphs, ProgramFacts
 from training_profiler.model.snapshot import (
     GpuStats,
     Growth,
@@ -135,6 +135,7 @@ SAYS = {
         "in steps that take longer": replace(
             run_on(growing(), steps=1000), step=replace(run_on(None, steps=1000).step, rise=0.5, rise_p_value=0.5)
         ),
+        "of no graph": replace(run_on(growing(), steps=1000), program=ProgramFacts(graphs=KeptGraphs(20, 0, 10))),
         "of a variable": keeping(),
         "of small tensors": keeping(element_bytes=404, are_tensors=True),
         "of a variable that keeps less": keeping(element_bytes=40_000),
@@ -186,6 +187,7 @@ SILENT = {
         "just below a twentieth": run_on(growing(bytes_=51 * MIB)),
         "by chance": run_on(growing(p_value=0.002)),
         "few points": run_on(growing(points=9)),
+        "few steps, in which allocators fill": run_on(growing(bytes_=60 * MIB), steps=29),
         "a trifle": run_on(growing(bytes_=15 * MIB, held=30 * MIB)),
         "falling": run_on(growing(bytes_=-100 * MIB)),
     },

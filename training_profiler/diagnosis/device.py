@@ -10,12 +10,14 @@ from training_profiler.diagnosis.change import kept_in, when_text, work_of
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, brief, record_steps
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import severity_of
+from training_profiler.model.program import KeptGraphs
 from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats, hottest_places
 
 SAMPLES_NEEDED: Final = 5  # of the system monitor
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
 SHORT_S: Final = 60.0
+FEW_STEPS: Final = 30  # in which allocators still take what the others need
 FILLED: Final = 0.85  # of its memory, with a larger batch
 FORECAST: Final = 150  # times as long as the training so far, for which a rate of growth may hold
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
@@ -216,7 +218,7 @@ def _growing(
     """Return the finding about memory that grows, of which so much is free; 0 if that is unknown."""
     if growth is None or level is None or growth.points < 10 or growth.p_value > 0.001:
         return None
-    least = 64 * 2**20 if growth.seconds < SHORT_S else GROWTH_AT_LEAST
+    least = 64 * 2**20 if growth.seconds < SHORT_S or snapshot.steps < FEW_STEPS else GROWTH_AT_LEAST
     if growth.bytes < least or growth.bytes <= threshold * level.mean:
         return None
     kept = kept_in(snapshot, growth.bytes, growth.seconds)
@@ -237,7 +239,7 @@ def _growing(
         if step is not None and left_s < FORECAST * trained_s and (step.rise or 0.0) < 0.2:
             evidence["full_at_step"] = full_at = float(f"{step.count * (1 + left_s / trained_s):.2g}")
             soon = f", out of memory near step {full_at:,.0f}"
-    text, fix = "", _keep_less(snapshot)
+    text, fix = "", _keep_less(snapshot, snapshot.program.graphs)
     if kept is not None:
         first, last = (round(point[1]) for point in (kept.points[0], kept.points[-1]))
         text = (
@@ -258,10 +260,12 @@ def _growing(
     )
 
 
-def _keep_less(snapshot: Snapshot) -> Fix:
-    """Return what to write where tensors are kept, and the command that shows what each step allocates."""
+def _keep_less(snapshot: Snapshot, graphs: KeptGraphs | None = None) -> Fix:
+    """Return what to write where tensors are kept, which are no ``graphs``, and the command that shows allocations."""
     detached = "Keep loss.detach() or loss.item(), not loss, in lists and sums"
     text = f"{detached}; or empty the cache or log that grows"
+    if graphs is not None and graphs.steps >= 10 and not graphs.kept:
+        return Fix("Empty the cache or log that grows", (), (record_steps(snapshot.steps),))
     return Fix(text, (Change.DETACH,), (Action(detached, (Change.DETACH,)), record_steps(snapshot.steps)))
 
 

@@ -66,7 +66,7 @@ def test_a_function_reads_a_tensor_only_where_it_gave_up_the_lock(is_blocked, wa
 def test_what_torch_reads_for_a_line_waits_for_the_device(is_blocked, waits):
     of_torch = place_in("self.item().__format__(spec)", "CALL", torch._tensor.__file__)
     place = Place(place_in("print(f'{loss:.3f}')", "FORMAT"), last=of_torch, is_blocked=is_blocked)
-    assert StackReader(UserCode(PLACES)).location(place) == Location("train.py", 1, "<module>", waits)
+    assert StackReader(UserCode(PLACES)).location(place) == Location("train.py", 1, "<module>", waits, called="format")
 
 
 class Alone(LockWatch):
@@ -172,6 +172,12 @@ def test_name_beyond_the_first_256_is_found() -> None:
 def test_an_instruction_that_calls_nothing_has_no_name() -> None:
     code = compile("a = 1\nb = a + a", "train.py", "exec")
     assert {called_function(code, offset) for offset in range(-2, len(code.co_code) + 4)} == {""}
+
+
+def test_text_with_tensors_in_it_is_formatted() -> None:
+    code = compile("a = f'{loss} {weight:.3f}' + str(1)", "train.py", "exec")
+    called = [called_function(code, each.offset) for each in dis.get_instructions(code) if "FORMAT" in each.opname]
+    assert called == ["format", "format"]
 
 
 def test_code_without_columns_has_no_name() -> None:

@@ -30,9 +30,8 @@ class Activity(NamedTuple):
 
     def matches(self, name: str) -> bool:
         """Return whether a function of this name is one of these."""
-        if name in self.exactly:
-            return True
-        return name in self.functions or name.rpartition(".")[2] in self.functions or name.startswith(self.of)
+        plain_name = name.rpartition(".")[2]
+        return name in self.exactly or bool(self.functions & {name, plain_name}) or name.startswith(self.of)
 
 
 def _activity(
@@ -71,7 +70,7 @@ WRITING: Final = _activity(
     "printing and writing",
     "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
     "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
-    f"format repr open{TO_WRITE}",
+    f"format repr str open{TO_WRITE}",
     "Write every n-th step, and only what is new",
     Change.LESS_OUTPUT,
 )
@@ -393,11 +392,8 @@ def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
                 samples[function] += line.samples * share / line.share if line.share else 0.0
             elif not runs_python(name) and name.rpartition(".")[2] not in OF_EITHER:
                 others[function] += share
-    return {
-        function
-        for function, share in arrays.items()
-        if share >= 0.8 * (share + others[function]) and samples[function] >= 3  # fewer may be chance
-    }
+    known = (each for each, number in samples.items() if number >= 3)  # fewer may be chance
+    return {each for each in known if arrays[each] >= 0.8 * (arrays[each] + others[each])}
 
 
 def loops(snapshot: Snapshot) -> list[LineStats]:

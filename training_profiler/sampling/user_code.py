@@ -221,9 +221,8 @@ _HAS_METHODS: Final = sys.version_info < (3, 12)  # an instruction for them; sin
 _UNIT: Final = 2  # bytes an instruction: its code and its argument
 _CACHE: Final = _OF["CACHE"]
 _EXTENDED: Final = _OF["EXTENDED_ARG"]
-_PLAIN_CALLS: Final = frozenset(
-    _OF[name] for name in ("PRECALL", "CALL") if name in _OF
-)  # no names or packed arguments
+_PLAIN_CALLS: Final = frozenset(_OF[name] for name in ("PRECALL", "CALL") if name in _OF)  # no packed arguments
+_FORMATS: Final = frozenset(number for name, number in _OF.items() if name.startswith("FORMAT_"))  # in f-strings
 _CALLS: Final = _PLAIN_CALLS | frozenset(_OF[name] for name in ("CALL_KW", "CALL_FUNCTION_EX") if name in _OF)
 _NAME: Final = _OF["LOAD_NAME"]
 _METHOD: Final = _OF["LOAD_METHOD"] if _HAS_METHODS else -1
@@ -266,12 +265,12 @@ _Moment = tuple[int, int]  # a line and a column of the source
 def called_function(code: CodeType, instruction: int) -> str:
     """Return what the call at this offset calls: "print", "copy.deepcopy", or ".item" of ``loss.mean().item()``.
 
-    "" where the instruction calls nothing, or where the function has no name, as in ``hooks[0]()``. A function is the
+    "format" in an f-string; "" where nothing is called, or what has no name, as in ``hooks[0]()``. A function is the
     name whose load begins where the call does: ``loss.mean().item`` is the longest one that ends before its brackets.
     """
     raw, at = code.co_code, _at_call(code.co_code, instruction)
     if at is None:
-        return ""
+        return "format" if 0 <= instruction < len(raw) and raw[instruction] in _FORMATS else ""
     first = max(0, at - MOST_UNITS + 1)
     positions = list(islice(code.co_positions(), first, at + 1))
     begin_line, last_line, begin_column, last_column = positions[-1]

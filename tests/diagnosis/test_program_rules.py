@@ -125,6 +125,12 @@ def of_loss(backward: float, share: float, *, called: dict[str, float] | None = 
     return replace(run, lines={"other": (LineStats("loss.py", 7, "pairs", share, 100, called=called or {}),)})
 
 
+def of_own_function(share: float) -> Snapshot:
+    """Return a run whose backward passes, half of it, have a line with this share in an own ``backward`` method."""
+    line = LineStats("norm.py", 18, "Norm.backward", share, 100, phase="custom backward")
+    return replace(of_loss(0.5, 0.1), lines={"backward_pass": (line,)})
+
+
 def with_long(facts: ProgramFacts, *lines: LineStats, forward: LongOperators, backward: LongOperators) -> Snapshot:
     run = run_with(facts._replace(long_forward=forward, long_backward=backward))
     return replace(run, lines={"forward_pass": lines} if lines else {})
@@ -302,6 +308,8 @@ SAYS = {
         "the CPU was not measured": run_with(ProgramFacts(ADAM, operators=12_000)),
         "of a loop in the loss": of_loss(0.5, 0.39, called={"F.cross_entropy": 0.3}),
         "other time of a loop in the loss is not saved": of_loss(0.3, 0.59),
+        "of an autograd function of the program": of_own_function(0.4),
+        "of an autograd function of the program, below half": of_own_function(0.2),
         "the loop in Python is named": with_lines_of(("Block.forward", 0.4, 0.0), ("mask", 0.3, 0.25)),
         "the loop in Python takes little": with_lines_of(("Block.forward", 0.6, 0.0), ("mask", 0.1, 0.1)),
         "constants have no backward pass": run_with(ProgramFacts(ADAM, cpu=CPU, operators=12_090, forward=MASK)),

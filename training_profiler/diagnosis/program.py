@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import exp, log
+from math import exp, inf, log
 from typing import Final
 
 from training_profiler.base.sections import (
     BACKWARD_PASS,
+    CUSTOM_BACKWARD,
     FORWARD_HOOK,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
@@ -36,6 +37,8 @@ IN_FORWARD: Final = 0.25  # of these
 OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
 SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
+IN_LOSS: Final = "outside of modules, as in the loss"
+_SECTIONS: Final = ((FORWARD_PASS, BACKWARD_PASS), (OTHER, BACKWARD_PASS), (BACKWARD_PASS,))  # with such operators
 START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its share of the backward pass
 
 
@@ -298,7 +301,7 @@ def _function(line: LineStats) -> tuple[str, str]:
 @RULES.rule(
     "small-operators",
     threshold=0.25,  # of step time that fewer operators would save
-    claims=lambda finding: (OTHER if "outside_modules" in finding.evidence else FORWARD_PASS, BACKWARD_PASS),
+    claims=lambda finding: _SECTIONS[int(finding.evidence.get("outside_modules", 0))],
     saves=(0.5, 1.1),
     try_=("compile", "num_threads", "gc_freeze"),
     explains_idle=True,
@@ -338,9 +341,8 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     causes = time_step_loop, computed_weights, computed_constants
     if any(rule(snapshot, snapshot.thresholds) is not None for rule in causes) or _are_of_hooks(snapshot):
         return None
-    potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
-    if program.forward is not None:
-        potential_saving_s = _needless_s(program, passes_s, needed) * step.settled_count
+    all_needless_s, known = computing_s * (1 - needed / operators), program.forward is not None
+    potential_saving_s = step.settled_count * (_needless_s(program, passes_s, needed) if known else all_needless_s)
     recurrent = program.recurrent
     if recurrent is not None and recurrent.is_known:  # its operators stay, but for those that are known to be saved
         kept = max(0.0, recurrent.loop - saved_by_whole_sequences(recurrent))
@@ -430,18 +432,21 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
     # What a loss computes outside of modules takes about as long as its backward pass; the rest may be anything.
-    computing_s = backward_s + min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0)
-    cost = cost_of_steps(snapshot, threshold, computing_s * (1 - needed / operators))
-    places = [f"{line.place} {line.what}" for line in snapshot.hottest(OTHER)]
-    above_all = f"; above all in {places[0]}" if places else ""
+    other_s, where, lines = min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0), IN_LOSS, snapshot.hottest(OTHER)
+    whole = snapshot.sections[BACKWARD_PASS].share or inf
+    own = [line for line in snapshot.lines_of_steps(BACKWARD_PASS) if line.phase == CUSTOM_BACKWARD]
+    if is_own := (part := min(1.0, sum(line.share for line in own) / whole)) >= 0.5:
+        other_s, where, lines = (part - 1) * backward_s, "in own autograd functions", places_named(own, whole)
+    cost = cost_of_steps(snapshot, threshold, (backward_s + other_s) * (1 - needed / operators))
+    places = [f"{line.place} {line.what}" for line in lines]
+    where += f"; above all in {places[0]}" if places else ""
     return cost.finding(
-        f"Backward passes take {operators} small operators a step, {_each(snapshot, operator_s)}, most of them "
-        f"outside of modules, as in the loss{above_all}",
+        f"Backward passes take {operators} small operators a step, {_each(snapshot, operator_s)}, most of them {where}",
         _fewer_operators(snapshot, None),
         operators=operators,
         seconds_per_operator=operator_s,
         least_seconds_per_operator=start_s,
-        outside_modules=1,
+        outside_modules=1 + is_own,
         lines=", ".join(places),
     )
 

@@ -227,8 +227,8 @@ def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
     ("content", "asked", "message"),
     [
         ('{"kind": "begin", "schema": 99}\n', "", "has schema 99, this version reads 1; read it with the version"),
-        (None, "nowhere", "nowhere does not exist; example: training-profiler report runs/"),
-        ("", JOURNAL, "rank0.jsonl is a file; give the run folder around it"),
+        (None, "nowhere", "nowhere does not exist; example of a run folder: runs/"),
+        ("", JOURNAL, "rank0.jsonl is a file, not a run folder; example of a run folder: /"),
         (None, "", "is not a run folder: rank0.jsonl cannot be read"),
     ],
 )

@@ -412,10 +412,10 @@ def _is_folder_of_runs(folder: Path, found: Sequence[JournalFile]) -> bool:
 
 
 def _why_not(folder: Path) -> str:
-    if not folder.exists():
-        return f"{folder} does not exist; example: training-profiler report runs/20261121-142530"
     if not folder.is_dir():
-        return f"{folder} is a file; give the run folder around it, e.g. {folder.parent}"
+        what = "is a file, not a run folder" if folder.exists() else "does not exist"
+        example = folder.parent if any(folder.parent.glob("rank*.jsonl")) else "runs/20261121-142530"
+        return f"{folder} {what}; example of a run folder: {example}"
     runs = sorted({journal.parent.name for journal in folder.glob("*/rank*.jsonl")})
     if runs:
         held = "a run" if len(runs) == 1 else f"{len(runs)} runs"

@@ -63,7 +63,7 @@ RUN = snapshot_of({"data_loading": 0.4, "backward_pass": 0.6})  # 100 steps of 1
 
 
 def finding(code: str, saving_s: float, evidence: Evidence | None = None) -> Finding:
-    return Finding(code, "a message", evidence or {}, saving_s, "a fix")
+    return Finding(code, "a message", evidence or {}, saving_s, f"a fix of {code}")
 
 
 def savings(*findings: Finding, run: Snapshot = RUN) -> dict[str, float]:
@@ -91,6 +91,11 @@ def test_part_that_is_larger_than_the_rest_keeps_its_own():
 def test_uneven_steps_leave_out_what_their_cause_claims(cause):
     uneven = finding("step-time-varies", 3.0, {"moves_with": cause, "explained": 0.9})
     assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(0.3)
+
+
+def test_uneven_steps_promise_no_action_that_another_finding_promises():
+    uneven = replace(finding("step-time-varies", 3.0), fix="a fix of data-loading-bound")
+    assert savings(finding("data-loading-bound", 1.0), uneven) == {"data-loading-bound": 1.0}
 
 
 def test_uneven_steps_leave_out_all_that_lies_inside_the_section_that_is_claimed():

@@ -74,7 +74,10 @@ _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
 
 
 def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
-    """Return what uneven steps cost beyond the claimed sections, and beyond a rise, which makes steps uneven, too."""
+    """Return what uneven steps cost beyond the claimed sections, and beyond a rise, which makes steps uneven, too.
+
+    None where another finding promises the same action: it saves what it can there.
+    """
     settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
     if not settled_s:
         return finding
@@ -84,7 +87,10 @@ def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Fi
     left_s = finding.potential_saving_s * (1 - max(explained if is_claimed else 0.0, in_steps))
     left_s -= sum(each.potential_saving_s for each in others if row_of(each).is_rise)
     least_s = max(MIN_SAVING_S, WORTH_SAYING * settled_s)
-    return replace(finding, potential_saving_s=left_s) if left_s >= least_s else None
+    promising = [each for each in others if row_of(each).claims and each.potential_saving_s]
+    promised = {action.text for each in promising for action in each.actions if action.part}
+    is_new = left_s >= least_s and promised.isdisjoint(action.text for action in finding.actions)
+    return replace(finding, potential_saving_s=left_s) if is_new else None
 
 
 @RULES.rule(
@@ -104,10 +110,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     host waits for what it queued in the steps before.
     """
     step = snapshot.step
-    if step is None or step.settled_count - step.disturbed_count < 20 or not step.avg_s:
+    if step is None or step.settled_count - step.disturbed_count < 20 or not step.avg_s or not step.has_own_pace:
         return None  # the deviation of fewer steps is too uncertain
-    if not step.has_own_pace:
-        return None
     variation = step.std_s / step.avg_s
     potential_saving_s, idle_s = lost_in_long_steps_s(snapshot), idle_time_s(snapshot)
     if idle_s is not None:  # a step takes as long as the device works, whichever step the host waits in
@@ -116,9 +120,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if any(step.explained.get(name, 0.0) >= 0.05 for name in ACTING_SECTIONS):  # the least that is known
         return None
-    if steps_do_more(snapshot, snapshot.thresholds) is not None or varies_with_work(step):
-        return None
-    if host_runs_ahead(snapshot):
+    if steps_do_more(snapshot, snapshot.thresholds) is not None or varies_with_work(step) or host_runs_ahead(snapshot):
         return None
     cause, part = varies_most(step)
     section, waits = snapshot.sections.get(cause), snapshot.sections.get(SYNCHRONIZATION)
@@ -270,9 +272,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
-    if does_more(step) or abrupt_rise(snapshot, threshold) is not None:
-        return None
-    if names_growth(snapshot):
+    if does_more(step) or abrupt_rise(snapshot, threshold) is not None or names_growth(snapshot):
         return None
     rise, p_value, of = step.rise, step.rise_p_value, "Step time"
     if step.work_unit:

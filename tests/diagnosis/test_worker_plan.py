@@ -128,8 +128,7 @@ def of_short_passes() -> Snapshot:
     return of_loader(replace(run, sections={**run.sections, "first_fetch": first}), is_remade=True)
 
 
-def often_queued() -> Snapshot:
-    run = handed_over()
+def often_queued(run: Snapshot) -> Snapshot:
     assert run.machine is not None
     return replace(run, machine=replace(run.machine, cpu_wait=Level(0.3, 0.4, 0.3)))
 
@@ -158,7 +157,10 @@ SAYS = {
         "the training would wait for a CPU, too": handed_over(
             replace(IDLE_WORKERS, batch_avg_s=0.026, cpu_wait_avg_s=0.022)
         ),
-        "the training often waits for a CPU": often_queued(),
+        "the training often waits for a CPU": often_queued(handed_over()),
+        "it uses a batch for longer than it waits for a CPU": often_queued(
+            handed_over(replace(IDLE_WORKERS, batch_avg_s=0.002, cpu_avg_s=0.002), median_s=0.009)
+        ),
         "busy workers are late": handed_over(replace(IDLE_WORKERS, phases={"idle": 0.2})),
         "a few long waits": handed_over(median_s=0.003),
         "passes of two batches": handed_over(first_batches=100),

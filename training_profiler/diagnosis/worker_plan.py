@@ -47,7 +47,7 @@ class WorkerPlan(NamedTuple):
     lock: SharedLock | None = None  # where it is what allows no more workers
     waits: bool = False  # the workers compute less than they wait, for a disk, a network or another program
     handing_over_s: float = 0.0  # the median wait for a batch of workers that are mostly idle; 0 if they are not
-    with_queue_s: float = 0.0  # making it in the training, which waits for a CPU as a worker does
+    with_queue_s: float = 0.0  # making it in the training, which may use it for longer then, where it waits for CPUs
 
     @property
     def is_better_without(self) -> bool:
@@ -181,7 +181,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         lock=lock,
         waits=lock is None and waiting_share(workers) >= MOSTLY_WAITS,
         handing_over_s=_handing_over_s(snapshot, workers),
-        with_queue_s=workers.batch_avg_s * (QUEUED if _is_queued(snapshot) else 1),
+        with_queue_s=max(QUEUED * workers.batch_avg_s, using_s) if _is_queued(snapshot) else workers.batch_avg_s,
     )
 
 

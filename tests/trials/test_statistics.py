@@ -184,15 +184,15 @@ def test_a_wave_goes_on_from_its_record_as_if_it_had_not_stopped():
 @pytest.mark.programs
 def test_interruptions_do_not_add_to_the_gains_that_are_none():
     random = np.random.default_rng(6)
-    named = 0
-    for _ in range(150):
+    named, sessions = 0, 60
+    for _ in range(sessions):
         wave = Wave.of(["a"], 30)
         while wave.open:
             wave.add_round({name: float(np.exp(random.normal(0, 0.1))) for name in wave.open})
             wave.pause()
             wave = from_file(wave) if wave.open else wave
         named += bool(wave.shown)
-    assert named <= 0.05 * 150
+    assert named <= 0.05 * sessions
 
 
 def test_a_clear_gain_is_known_after_an_interruption():

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import tests.chaos.programs.without_dynamo  # noqa: F401
+
 STEPS, SLEEP_S = 100, 0.02
 
 

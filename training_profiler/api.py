@@ -237,7 +237,7 @@ def _note(sentence: str) -> None:
     session = _process.running()
     health = None if session is None else session.run.profiler_health
     if health is not None and sentence not in health.notes and len(health.notes) < MOST_NOTES:
-        health.add_note(sentence)
+        health.notes.append(sentence)
 
 
 def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:

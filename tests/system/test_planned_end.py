@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import execute, execute_forked, start_ranks, through_run
-from tests.system.scripts import Outcome, environment, finish, run_without_torch
+from tests.system.scripts import ROOT, Outcome, environment, finish, run_without_torch
 
 TRAIN = """
 import signal, sys, threading
@@ -75,6 +75,7 @@ def test_a_program_that_goes_on_ends_at_its_own_will(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, time, torch
+import tests.chaos.programs.without_dynamo
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -116,7 +117,7 @@ def test_losses_are_the_same_up_to_the_end(tmp_path: Path, workers: int, optimiz
     script = write_training(tmp_path, 60, workers, optimizers)
     plain = execute_forked(tmp_path, script, is_profiled=False)
     if workers:  # once as it is typed
-        cut = execute(tmp_path, through_run("--for", "20steps", "--quiet", script))
+        cut = execute(tmp_path, through_run("--for", "20steps", "--quiet", script), pythonpath=str(ROOT))
     else:
         cut = execute_forked(tmp_path, script, **LIMITS["--for 20steps"])
     assert (cut.status, cut.stderr) == (0, "")

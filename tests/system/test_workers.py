@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import execute, through_run
-from tests.system.scripts import run_forked, run_without_torch
+from tests.system.scripts import ROOT, run_forked, run_without_torch
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.programs)])
@@ -192,6 +192,7 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, short_fo
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
             import time, torch
+            import tests.chaos.programs.without_dynamo
             from torch.utils.data import DataLoader, Dataset
 
             class Slow(Dataset):
@@ -214,7 +215,7 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, short_fo
         """)
     )
     variables = {"TMPDIR": str(short_folder), "OMP_NUM_THREADS": "1"}
-    done = execute(tmp_path, through_run(sys.executable, "train.py"), variables=variables)
+    done = execute(tmp_path, through_run(sys.executable, "train.py"), pythonpath=str(ROOT), variables=variables)
     assert (done.status, done.stderr) == (0, "")
     (folder,) = (tmp_path / "runs").glob("2*")
     report = json.loads((folder / "report.json").read_text())

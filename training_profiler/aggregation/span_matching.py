@@ -43,11 +43,6 @@ class Events(NamedTuple):
 NO_EVENTS: Final = Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def are_step_ends(marks: Events) -> bool:
-    """Return whether all marks are ends of steps, as in most batches, of which each may have thousands."""
-    return bool((marks.codes == STEP_END).all())
-
-
 class Cuts(NamedTuple):
     """Consecutive pieces of time: piece i ends at ``ends_ns[i]`` and belongs to step ``steps[i]``."""
 
@@ -80,7 +75,8 @@ class StepTimeline:
             first_section_ns: begin of the training thread's first section in this stretch.
             until_ns: end of the last piece.
         """
-        if self._is_inside and are_step_ends(marks):  # one step follows another
+        # One step follows another, as in most batches, of which each may have thousands.
+        if self._is_inside and (marks.codes == STEP_END).all():
             ends = np.append(marks.times_ns, until_ns)
             self.steps += len(marks.codes)
             ended = len(marks.codes)

@@ -1,8 +1,6 @@
 """A callback for Keras on the torch backend."""
 
-import functools
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import keras
@@ -103,10 +101,6 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 def _show_phases(phases: Phases) -> None:
     for hook in HOOKS:
         names = (hook, OLDER_HOOKS[hook]) if hook in OLDER_HOOKS else (hook,)
-        phases.show_hooks(CallbackList, hook, functools.partial(_callbacks, names), RUN_ENDS_IN)
+        phases.show_hooks(CallbackList, hook, lambda owner, *_, names=names: (owner.callbacks, names), RUN_ENDS_IN)
     for method in ("save", "save_weights"):
         phases.show_calls(keras.Model, method, CHECKPOINTING)
-
-
-def _callbacks(names: tuple[str, ...], callbacks: CallbackList, *_: Any) -> tuple[Sequence[Any], tuple[str, ...]]:
-    return callbacks.callbacks, names

@@ -148,10 +148,6 @@ class ProfilerHealth:
         if measure is not None and (cost_ns := measure()) > 0:  # a clock of CPU time may be too coarse
             self.section_cost_ns = min(self.section_cost_ns, cost_ns)
 
-    def add_note(self, sentence: str) -> None:
-        """Keep a sentence for the report."""
-        self.notes.append(sentence)
-
     def keep_error(self, ended_by: str | None, user_line: Callable[[FrameType], CallSite | None]) -> None:
         """Keep what the uncaught error that ended the program says, after the user's line that it passed last."""
         error: Any = getattr(sys, "last_value", None)

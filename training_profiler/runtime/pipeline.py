@@ -368,7 +368,7 @@ class Pipeline:
         self.guard.run("error", lambda: self.profiler_health.keep_error(ended_by, self.instrumentation.read_site))
         self.guard.run("patches", self.instrumentation.close)
         for note in self.instrumentation.notes():
-            self.profiler_health.add_note(note)
+            self.profiler_health.notes.append(note)
         if self._has_nothing():
             self.outputs.discard()
             return  # the bootstrap reports once why nothing was measured

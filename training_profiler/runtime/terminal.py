@@ -270,7 +270,7 @@ class Terminal:
 
     def report(self, sentence: str) -> None:
         """Print one line between reports, and keep it for the final report, on every rank."""
-        self._health.add_note(sentence)
+        self._health.notes.append(sentence)
         self.print(f"{PREFIX}{sentence}\n")
 
     def close(self) -> None:

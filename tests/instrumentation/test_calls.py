@@ -133,7 +133,7 @@ def test_a_loader_that_a_library_makes_again_is_the_users(remembered):
     own = DataLoader(DATA)
     line = here() - 1
     library.again(own)
-    assert remembered.place_of_loader(own.batch_sampler).endswith(f"test_calls.py:{line}")
+    assert remembered.site_of_loader(own.batch_sampler).place.endswith(f"test_calls.py:{line}")
 
 
 def test_zeros_that_are_asked_for_are_remembered(remembered):
@@ -159,11 +159,11 @@ def test_a_sampler_that_is_gone_is_not_mistaken_for_another():
     loader = DataLoader(DATA)
     sites.add_loader(loader)
     identity = id(loader.batch_sampler)
-    assert sites.place_of_loader(loader.batch_sampler)
+    assert sites.site_of_loader(loader.batch_sampler)
     del loader
     others = [DataLoader(DATA).batch_sampler for _ in range(50)]
-    assert [sites.place_of_loader(other) for other in others if id(other) == identity] in ([], [""])
-    assert sites.place_of_loader(object()) == ""
+    assert [sites.site_of_loader(other) for other in others if id(other) == identity] in ([], [None])
+    assert sites.site_of_loader(object()) is None
 
 
 def test_a_program_that_makes_an_optimizer_in_each_step_is_read_a_few_times(monkeypatch):

@@ -10,6 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_LOADERS, KnownLoaders
 from training_profiler.model.loader_workers import TRAIN, VAL
+from training_profiler.model.program import CallSite
 from training_profiler.recording.data_loader import FetchTimer, LoaderCounts, LoaderRegistry, profiled
 
 SEVEN = TensorDataset(torch.zeros(7, 2))
@@ -37,6 +38,24 @@ def test_recreated_loader_continues_the_one_before_also_with_a_new_data_set(know
         assert names_of(known, iter(loader), iter(for_evaluation)) == ["0", "1"]
         del loader, for_evaluation
         gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("inside", "is_left", "is_same_data", "names"),
+    [
+        ("trainer.py:9 evaluate", True, True, ["0", "0"]),
+        ("trainer.py:9 evaluate", True, False, ["0", "1"]),
+        ("trainer.py:9 evaluate", False, True, ["0", "1"]),  # two under way at once
+        ("", True, True, ["0", "1"]),  # the program's own loaders: of folds
+    ],
+)
+def test_a_loader_that_a_library_keeps_is_continued_by_its_next(inside, is_left, is_same_data, names):
+    known = KnownLoaders(LoaderRegistry(), lambda sampler: CallSite("train.py", 3, inside=inside))
+    loaders = [DataLoader(SEVEN if is_same_data or not at else TensorDataset(torch.zeros(7, 2))) for at in range(2)]
+    iterators = [iter(loader) for loader in loaders]
+    found = names_of(known, iterators.pop(0)) if is_left else names_of(known, iterators[0])
+    assert found + names_of(known, iterators[-1]) == names
+    assert not any(counts.arguments.is_remade for counts in known._registry.all)
 
 
 def test_loader_with_other_signature_is_new(known):

@@ -168,7 +168,7 @@ NOT_OF_TORCH: Final = {
     *("_asdict", "_exit", "_fields", "_getframe", "_inheriting", "_initializing", "_is_gil_enabled", "_replace"),
     *("_addmm_activation", "_backward", "_c10d_functional", "_cudnn_rnn", "_grouped_mm", "_is_any_true"),
     *("_local_scalar_dense", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_grouped_mm"),
-    *("_call_and_handle_interrupt", "_feed", "_profiler_", "_signal"),
+    *("_call_and_handle_interrupt", "_feed", "_fingerprint", "_profiler_", "_signal"),
     "_pin_memory_thread",  # has a test of its own
     "_compile",  # in a name of compilation_time_metrics
     "_should_skip_dynamo",  # of our own mode, for torch to read

@@ -13,14 +13,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix
 from training_profiler.diagnosis.program import NEARLY_EMPTY, is_on_cpu
-from training_profiler.diagnosis.registry import (
-    RULES,
-    Saving,
-    cost_of_run,
-    cost_of_steps,
-    has_enough_steps,
-    per_step,
-)
+from training_profiler.diagnosis.registry import RULES, Saving, cost_of_run, cost_of_steps, has_enough_steps, per_step
 from training_profiler.model.program import IMAGE_ENDS, LOADER, RowFacts
 from training_profiler.model.snapshot import LoaderStats, Snapshot
 

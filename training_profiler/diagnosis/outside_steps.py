@@ -16,12 +16,7 @@ from training_profiler.base.sections import (
 from training_profiler.base.startup_frames import DATA_SET, IMPORT, IMPORTS, MODEL, REST, UNUSED_IMPORT
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.finding import Action, Change, Finding, Fix, joined
-from training_profiler.diagnosis.places import (
-    activities,
-    places_named,
-    places_text,
-    spent_text,
-)
+from training_profiler.diagnosis.places import activities, places_named, places_text, spent_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, Saving, cost_of_run, found, has_enough_steps
 from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats, Snapshot
 
@@ -39,12 +34,7 @@ PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 
 
 @RULES.rule(
-    "slow-startup",
-    0.10,
-    saving=Saving.RUN,
-    label="SLOW START",
-    changes=(Change.KEPT_RESULTS,),
-    is_before_training=True,
+    "slow-startup", 0.10, saving=Saving.RUN, label="SLOW START", changes=(Change.KEPT_RESULTS,), is_before_training=True
 )  # share of the run
 def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag preparations before the first step that take a tenth of the run: over 10 s, or 3 s on a loader's data set.

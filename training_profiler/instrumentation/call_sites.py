@@ -70,8 +70,7 @@ class CallSites:
 
     def place(self, frame: FrameType | None) -> str:
         """Return the user's line of a stack as reports name it; "" if it is unknown."""
-        site = self.site(frame)
-        return "" if site is None else site.place
+        return "" if (site := self.site(frame)) is None else site.place
 
     def add_loader(self, loader: Any) -> None:
         """Remember the call that made a loader, which its iterators are recognized by. Does not raise."""
@@ -94,9 +93,8 @@ class CallSites:
     def add_optimizer(self, optimizer: Any) -> None:
         """Remember the call that made an optimizer. Does not raise."""
         with contextlib.suppress(Exception):
-            defaults = optimizer.defaults
-            arguments = {name: defaults[name] for name in ("foreach", "fused") if name in defaults}
-            self.add(OPTIMIZER, type(optimizer).__name__, arguments)
+            named = {name: value for name, value in optimizer.defaults.items() if name in ("foreach", "fused")}
+            self.add(OPTIMIZER, type(optimizer).__name__, named)
 
     def add_ddp(self, module: Any) -> None:
         """Remember the call that made a DistributedDataParallel module. Does not raise."""
@@ -110,10 +108,9 @@ class CallSites:
         if set_to_none is False:
             self.add(ZERO_GRAD, "zero_grad", {"set_to_none": False})
 
-    def place_of_loader(self, sampler: Any) -> str:
-        """Return the user's line that made the loader with this sampler; "" if unknown."""
-        made = self._made_by(sampler)
-        return "" if made is None else made.call.site.place
+    def site_of_loader(self, sampler: Any) -> CallSite | None:
+        """Return the user's line that made the loader with this sampler; None if unknown."""
+        return None if (made := self._made_by(sampler)) is None else made.call.site
 
     def names_of_loader(self, iterator: Any) -> tuple[str, ...]:
         """Return the names of an iterator's loader: what holds it, its data set, and where it was made. Does not raise.
@@ -128,8 +125,7 @@ class CallSites:
                 held = held_as(made.calls, made.number)
                 names.append(self._key_of(made) if held.has_computed_key else held.name)
         with contextlib.suppress(Exception):
-            data = behind_subsets(iterator._dataset)
-            name = type(data).__name__
+            name = type(behind_subsets(iterator._dataset)).__name__
             names.append(f"{name}({len(iterator._dataset)})" if iterator._dataset_kind == MAP_STYLE else name)
         names.append("" if made is None else made.call.site.place)
         return tuple(printable(name)[:MOST_TEXT] for name in names if name)

@@ -174,9 +174,9 @@ def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: 
 
 
 def action_text(finding: Finding, action: Action) -> str:
-    """Return what to type, with the place of the call that it is about, where it is one and the place is known."""
+    """Return what to type, with the place of the call whose arguments it changes, where that is known."""
     call = str(finding.evidence.get("call", "")).partition(": ")[0]
-    return f"{action.text}  at {call}" if call and "(" in action.text and call not in action.text else action.text
+    return f"{action.text}  at {call}" if call and "(..." in action.text and call not in action.text else action.text
 
 
 def worst_losses_of(finding: Finding) -> str:

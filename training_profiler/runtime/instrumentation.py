@@ -203,7 +203,7 @@ class Instrumentation:
             if loaders is None:
                 return None
             calls = self.context.calls
-            self._known_loaders = KnownLoaders(loaders, calls.place_of_loader, calls.names_of_loader)
+            self._known_loaders = KnownLoaders(loaders, calls.site_of_loader, calls.names_of_loader)
         counts = self._known_loaders.counts_of(iterator)
         workers = getattr(iterator, "_workers", None)  # private: may be gone
         if counts is not None and workers:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.loader_workers import NONE_MADE, TRAIN, VAL, MadeBatches
-from training_profiler.model.program import FetchedBefore, PassesBefore
+from training_profiler.model.program import CallSite, FetchedBefore, PassesBefore
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, batch_size, loader_arguments
 from training_profiler.recording.event_codes import Fields, field
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -155,8 +155,7 @@ class Passes(Fields):
             if before.counts is not None:
                 before.counts.end_pass(before)
         loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
-        counts = self._loader_of(iterator)
-        if counts is not None:
+        if (counts := self._loader_of(iterator)) is not None:
             loader_pass.use_counts(counts)
         return loader_pass
 
@@ -246,49 +245,55 @@ class FirstEvaluations:
 class _KnownLoader:
     """A loader found before: the sampler and the data set of its latest iterator."""
 
-    def __init__(self, counts: LoaderCounts, iterator: Any) -> None:
+    def __init__(self, counts: LoaderCounts, iterator: Any, site: CallSite | None) -> None:
         self.counts, self.signature = counts, _signature(iterator)
         self.order, self.same_order = _order(iterator), -1  # so many passes had this order, the first one not counted
-        self.follow(iterator)
+        self.follow(iterator, site)
 
-    def follow(self, iterator: Any) -> None:
+    def follow(self, iterator: Any, site: CallSite | None) -> None:
         self.order = self.order if self.order == _order(iterator) else None
         self.same_order = 0 if self.order is None else self.same_order + 1
         self.sampler, self.data = ObjectIdentity(iterator._index_sampler), ObjectIdentity(iterator._dataset)
+        self.iterator, self.site, self.mark = ObjectIdentity(iterator), site, _mark(iterator)
+
+    def is_over(self, site: CallSite | None) -> bool:
+        """Return whether it is gone, or a library that keeps it makes another one at the line ``site``."""
+        return self.sampler.is_gone or bool(site and site.inside and site == self.site and self.iterator.is_gone)
 
 
 class KnownLoaders:
     """The loaders found by the patches, in the order of their first batches.
 
     A loader is recognized by its index sampler, which it keeps for all passes. A program may also make a new loader for
-    each epoch. It continues an earlier loader that is gone and had the same signature and data set. The data set may
-    differ if the earlier one is gone too. ``place_of`` returns the user's line that made the loader of a sampler,
+    each epoch. It continues an earlier loader that is over and had the same signature and data set. The data set may
+    differ if the earlier one is gone too. ``site_of`` returns the user's line that made the loader of a sampler,
     ``names_of`` the names of the loader of an iterator, the best first.
     """
 
     def __init__(
         self,
         registry: LoaderRegistry,
-        place_of: Callable[[Any], str] = lambda sampler: "",
+        site_of: Callable[[Any], CallSite | None] = lambda sampler: None,
         names_of: Callable[[Any], Sequence[str]] = lambda iterator: (),
     ) -> None:
         self._registry = registry
-        self._place_of, self._names_of = place_of, names_of
+        self._site_of, self._names_of = site_of, names_of
         self._known: list[_KnownLoader] = []
         self._others: LoaderCounts | None = None
 
     def counts_of(self, iterator: Any) -> LoaderCounts | None:
         """Return the counts of the loader of a ``DataLoader`` iterator; None if it lacks the expected attributes."""
         try:
-            known, is_remade = self._find(iterator), False
+            site, is_remade = self._site_of(iterator._index_sampler), False
+            known = self._find(iterator, site)
             if known is not None:
-                is_remade = not known.sampler.matches(iterator._index_sampler)
-                known.follow(iterator)
+                is_remade = known.sampler.is_gone
+                known.follow(iterator, site)
             elif len(self._known) < MAX_LOADERS:
-                known = _KnownLoader(self._registry.add_inferred(self._names_of(iterator)), iterator)
+                known = _KnownLoader(self._registry.add_inferred(self._names_of(iterator)), iterator, site)
                 self._known.append(known)
             if known is not None:
-                arguments, made_at = loader_arguments(iterator, "_"), self._place_of(iterator._index_sampler)
+                arguments, made_at = loader_arguments(iterator, "_"), "" if site is None else site.place
                 known.counts.use_arguments(
                     arguments and arguments._replace(is_remade=is_remade, made_at=made_at, same_order=known.same_order)
                 )
@@ -299,15 +304,19 @@ class KnownLoaders:
             self._others = self._registry.add_inferred((OTHER_LOADERS,))
         return self._others
 
-    def _find(self, iterator: Any) -> _KnownLoader | None:
-        sampler, data = iterator._index_sampler, iterator._dataset
+    def _find(self, iterator: Any, site: CallSite | None) -> _KnownLoader | None:
         for known in self._known:
-            if known.sampler.matches(sampler):
+            if known.sampler.matches(iterator._index_sampler):
                 return known
-        signature = _signature(iterator)
-        gone = [known for known in self._known if known.sampler.is_gone and known.signature == signature]
-        of_same_data = [known for known in gone if known.data.matches(data)]
-        return next(iter(of_same_data or [known for known in gone if known.data.is_gone]), None)
+        signature, data, mark = _signature(iterator), iterator._dataset, _mark(iterator)
+        over = [known for known in self._known if known.is_over(site) and known.signature == signature]
+        of_same_data = [known for known in over if known.data.matches(data) or None is not mark == known.mark]
+        return next(iter(of_same_data or [known for known in over if known.data.is_gone]), None)
+
+
+def _mark(iterator: Any) -> str | None:
+    """Return what data sets of Hugging Face's are known by, which its trainer copies for each evaluation."""
+    return mark if isinstance(mark := getattr(iterator._dataset, "_fingerprint", None), str) else None
 
 
 def _signature(iterator: Any) -> tuple[Any, ...]:

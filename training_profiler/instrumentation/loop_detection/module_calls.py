@@ -5,12 +5,7 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
-from training_profiler.instrumentation.loop_detection.modules import (
-    MethodFrames,
-    ModuleCall,
-    TrainableModules,
-    is_bare,
-)
+from training_profiler.instrumentation.loop_detection.modules import MethodFrames, ModuleCall, TrainableModules, is_bare
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector

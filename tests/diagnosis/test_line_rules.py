@@ -129,7 +129,7 @@ NO_LINES = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.3}, steps=64, st
 NAMES = (
     *("urlopen", "requests.post", "roc_auc_score", "torch.tensor", "torch.optim.AdamW", "Categorical", ".log_prob"),
     *("torch.zeros_like", "tensor.clone", "p.mul_", ".lerp_", "torch.cuda.empty_cache", "plt.pause", "fig.canvas.draw"),
-    *("plt.savefig", "torch.log", "torch.stack", "f", ".backward", "env.step"),
+    *("plt.savefig", "torch.log", "torch.stack", "f", ".backward", "env.step", "self.optimizer.step"),
 )
 
 

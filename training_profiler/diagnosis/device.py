@@ -263,10 +263,13 @@ def _growing(
 def _keep_less(snapshot: Snapshot, graphs: KeptGraphs | None = None) -> Fix:
     """Return what to write where tensors are kept, which are no ``graphs``, and the command that shows allocations."""
     detached = "Keep loss.detach() or loss.item(), not loss, in lists and sums"
-    text = f"{detached}; or empty the cache or log that grows"
     if graphs is not None and graphs.steps >= 10 and not graphs.kept:
         return Fix("Empty the cache or log that grows", (), (record_steps(snapshot.steps),))
-    return Fix(text, (Change.DETACH,), (Action(detached, (Change.DETACH,)), record_steps(snapshot.steps)))
+    return Fix(
+        f"{detached}; or empty the cache or log that grows",
+        (Change.DETACH,),
+        (Action(detached, (Change.DETACH,)), record_steps(snapshot.steps)),
+    )
 
 
 @RULES.rule(

@@ -1,5 +1,6 @@
 """Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ IN_WORKERS: Final = "line_in_workers"  # of the evidence
 BACKWARD_TAKES: Final = 3.0  # times the forward passes of modules, at most: more is of what is computed beside them
 UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 OWN_FROM: Final = 0.25  # of the lines' time: with less in the program's own, a library's loop is what takes it
+NEEDED: Final = re.compile(r"\bopt\w*\.step$|\b(backward|zero_grad)$")  # no training leaves it out, whatever wraps it
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 OWN_SECTIONS: Final = Fix(
     'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
@@ -183,7 +185,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     else:  # a saving needs a cause
-        if not (known_s := _known_s(named, of_run, total_s, is_of_library)) and is_of_library:
+        if not (known_s := _known_s(named, of_run, total_s, is_of_library)):
             evidence[UNKNOWN_S] = saving_s * (saving_s > threshold * snapshot.step.settled_s)
         saving_s = min(saving_s, known_s)
     return None if 0 < saving_s < MIN_SAVING_S else found(message, evidence, fix, saving_s=saving_s)
@@ -194,10 +196,14 @@ def _has_trainer(snapshot: Snapshot) -> bool:
 
 
 def _known_s(named: Sequence[LineStats], of_run: float, total_s: float, is_of_library: bool) -> float:
-    """Return the time of lines of the program, and of callbacks, which can be left out; 0 for a trifle in a library."""
-    known = sum(line.share for line in named if line.phase or not (line.inside or is_of_library))
-    known_s = known / of_run * total_s if of_run else 0.0
-    return 0.0 if is_of_library and known_s < MIN_SAVING_S else known_s
+    """Return the time of lines of the program, and of callbacks, which can be left out; 0 for a trifle of it."""
+    known = sum(
+        line.share - sum(share for name, share in line.called.items() if NEEDED.search(name))
+        for line in named
+        if line.phase or not (line.inside or is_of_library)
+    )
+    least = MIN_SAVING_S * of_run if is_of_library else OWN_FROM * sum(line.share for line in named) * total_s
+    return known * total_s / of_run if of_run and known * total_s >= least else 0.0
 
 
 def _computed_beside_s(snapshot: Snapshot) -> float:

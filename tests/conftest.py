@@ -20,7 +20,7 @@ PREFIX = "RECTIFIED_FLOW_PROFILE"
 # These libraries keep one thread for the life of the process.
 LASTING_THREADS = ("tqdm.", "torch.")
 MOST_WORKERS = 8
-# Their tests run real trainings, and what else the machine does shows in these. Each has a second chance; -rR names it.
+# Their tests run real trainings, and what else the machine does shows in these. Each has two more chances; -rR names it.
 WITH_TRAININGS = ("chaos", "examples", "integrations", "system", "trials")
 
 # Before torch is imported: the tests share the cores already, a process a core.
@@ -49,10 +49,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give trainings a second chance, and keep tests that share a fixture of their module in one worker."""
+    """Give trainings two more chances, and keep tests that share a fixture of their module in one worker."""
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WITH_TRAININGS:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=2))
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - private, and the only way to the scope
         shared = [name for name, definitions in fixtures.items() if definitions and definitions[-1].scope == "module"]
         if shared:

@@ -15,10 +15,10 @@ def main(*arguments: str) -> None:
     added = "added" in arguments
     if added:
         optimizer = torch.optim.SGD(model[2].parameters(), lr=1e-5)
-    for step in range(600 if added else 2500):
+    for step in range(1000 if added else 2500):
         if added and "fixed" not in arguments:
             optimizer.param_groups[0]["params"].extend(model[2].parameters())
-        ids = torch.randint(0, 12_000, (600, 8)) if step < 100 else torch.randint(0, 1_200, (16, 8))
+        ids = torch.randint(0, 12_000, (600, 8)) if step < 100 and not added else torch.randint(0, 1_200, (16, 8))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(ids), ids[:, 0] % 10).backward()
         optimizer.step()

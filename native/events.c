@@ -163,15 +163,6 @@ static int events_assign(Events *events, PyObject *key, PyObject *values)
     return result;
 }
 
-/* Equal to a list of the same integers. */
-static PyObject *events_compare(Events *events, PyObject *other, int operation)
-{
-    PyObject *ours = PySequence_List((PyObject *)events);
-    PyObject *result = ours == NULL ? NULL : PyObject_RichCompare(ours, other, operation);
-    Py_XDECREF(ours);
-    return result;
-}
-
 /* Only a slice lends its memory, because an array must not move while another reads it. */
 static int events_get_buffer(Events *events, Py_buffer *view, int flags)
 {
@@ -194,8 +185,6 @@ static PyType_Slot events_slots[] = {
     {Py_tp_doc, "A list of 64-bit integers; numpy reads a slice of it in place."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, events_dealloc},
-    {Py_tp_richcompare, events_compare},
-    {Py_tp_hash, PyObject_HashNotImplemented},
     {Py_tp_methods, events_methods},
     {Py_sq_length, events_length},
     {Py_sq_item, events_item},

@@ -15,30 +15,30 @@ dynamo finds Python that it can follow. instrumentation/fronts.py puts fronts in
 /* The objects of one loop detector that are never replaced, as instrumentation/fronts.py gives them. */
 enum {
     DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, STEPS, /* have fields */
-    ENDS, BUFFER, CALLS, KNOWN, OPEN, CAPTURED, IS_GRAD_ENABLED, HOST_CLOCK, TRAINING, WRITE,
-    FIRST_KIND, FIRST_CODE = FIRST_KIND + 4, PARTS = FIRST_CODE + 5
+    ENDS, BUFFER, CALLS, KNOWN, OPEN, CAPTURED, IS_GRAD_ENABLED, TRAINING, WRITE,
+    CALL_IMPL, COMPILED_CALL_IMPL, NUM_YIELDED, LOADER_ID_OF, IS_TRAINING, BACK, /* names that are looked up */
+    FIRST_KIND, FIRST_CODE = FIRST_KIND + 4, PARTS = FIRST_CODE + 6
 };
 #define LAST_WITH_FIELDS STEPS
-enum { FORWARD_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, PIECES_CODE, CODES };
+enum { FORWARD_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, NO_GRAD_CODE, NO_GRAD_PART_CODE };
 enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in context.py */
 
 /* The attributes that are read and set by their number: recording/event_codes.py names them. They are the first slots of a
 class of Python, which lie behind one another in the order of their names. */
-#define FIELDS 7
+#define FIELDS 8
 enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                   /* TrainingThread */
-enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS, MADE_NS }; /* LoopDetector */
+enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS, MADE_NS, CALLED }; /* LoopDetector */
 enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER };          /* PatchContext */
 enum { BACKWARDS_BEFORE };                                                        /* OpenUpdates */
-enum { IS_UNRESOLVED, CYCLE };                                                    /* PhaseDetector */
+enum { IS_UNRESOLVED, CYCLE, RUN, IS_EVALUATING, FORWARDS, RUN_END_NS };           /* PhaseDetector */
 enum { LATEST };                                                                  /* Passes */
 enum { OPEN_CODE, IS_IN_CLOSURE, IS_SCALING };                                    /* OptimizerUpdate */
 enum { IS_DUE, NEXT_UPDATE };                                                     /* InputSizes */
 enum { IS_ALONE, PRIMARY };                                                       /* StepDetector */
-enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
-enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
-
-/* Others, which are looked up by name. */
-enum { CALL_IMPL, COMPILED_CALL_IMPL, NUM_YIELDED, LOADER_ID_OF, IS_TRAINING, NAMES };
+enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE, MODE, USE };                /* ModuleCall */
+enum { RUN_KEY, RUN_CALLS, LATEST_USE, DEPTH };                                   /* NoGradRun */
+enum { USE_CALLS, END_NS, OF_RUN };                                               /* ModuleUse */
+enum { ITERATOR_ID, PHASE, FETCHES, MEASURED_AT, LOADER_ID, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
 
 typedef struct {
     PyObject_HEAD
@@ -48,8 +48,6 @@ typedef struct {
 typedef struct {
     Owner owner;
     PyObject *part[PARTS]; /* while a training is under way; the program's code may end it */
-    PyObject *name[NAMES];
-    int64_t event[CODES];
     Writer *writer; /* WRITE owns it */
 } UsualCalls;
 
@@ -65,21 +63,18 @@ static inline PyObject *field_of(UsualCalls *self, int part, int at)
 }
 
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
-#define AT_ONCE_NS 50000      /* as in optimizer_update.py */
-
-static const char *const TEXTS[NAMES] = {
-    "_call_impl", "_compiled_call_impl", "_num_yielded", "loader_id", "training",
-};
+#define NEAREST 4             /* functions, as in no_grad_runs.py */
 
 #define IS(of, number, value) (field_of(self, of, number) == (value))
 #define NUMBER(of, number) integer(field_of(self, of, number))
 #define SET(of, number, value) set_field((Fields *)self->part[of], number, Py_NewRef(value))
+#define EVENT(code) integer(self->part[FIRST_CODE + (code)])
 #define ZERO self->part[FIRST_KIND + FREE] /* small integers are one object each */
 
 /* Return whether an attribute that is looked up is this object. */
 static int usual_is(UsualCalls *self, PyObject *object, int name, PyObject *value)
 {
-    PyObject *found = PyObject_GetAttr(object, self->name[name]);
+    PyObject *found = PyObject_GetAttr(object, self->part[name]);
     if (found == NULL)
         PyErr_Clear();
     Py_XDECREF(found);
@@ -143,54 +138,125 @@ changed nothing, and with an exception -1 or NULL. */
 
 /* Module calls */
 
-static int is_usual_call(UsualCalls *self, Fields *call, PyObject *module, PyObject *frame)
+/* Return whether a call is made in the functions of a run. Put the outermost of the methods nearest to it into `method`: its
+   frame is under way, and so stays where it is. */
+static int is_in_functions(UsualCalls *self, Fields *run, PyObject *frame, PyObject **method)
 {
-    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-    int is_same = call->at[CALLER] == code && call->at[KIND] == (PyObject *)Py_TYPE(module);
-    Py_DECREF(code);
-    if (!is_same || !IS(UPDATE, OPEN_CODE, ZERO) ||
-        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(THREAD, FUNCTION, ZERO))
-        return 0;
-    PyObject *has_grad = PyObject_CallNoArgs(self->part[IS_GRAD_ENABLED]);
-    Py_XDECREF(has_grad);
-    return has_grad == Py_True;
+    int64_t at = 0, length = PyTuple_Size(run->at[RUN_KEY]), depth = integer(run->at[DEPTH]);
+    PyObject *now = Py_NewRef(frame);
+    while (at < length && now != NULL && now != Py_None) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)now), *around = now;
+        int is_same = PyLong_AsVoidPtr(PyTuple_GetItem(run->at[RUN_KEY], (Py_ssize_t)at)) == code;
+        Py_DECREF(code);
+        if (!is_same)
+            break;
+        *method = ++at == depth ? now : *method;
+        now = at == NEAREST ? Py_NewRef(Py_None) : PyObject_GetAttr(around, self->part[BACK]);
+        Py_DECREF(around);
+    }
+    Py_XDECREF(now);
+    return at == length && now == Py_None && depth >= 0 && depth < NEAREST;
+}
+
+/* Return whether a call in a method goes on with the forward pass of the call before; -1 with an exception. */
+static int is_same_forward(UsualCalls *self, Fields *run, PyObject *module, PyObject *method)
+{
+    PyObject *frame = PyLong_FromVoidPtr(method), *id = PyLong_FromVoidPtr(module);
+    PyObject *code = PyTuple_GetItem(run->at[RUN_KEY], (Py_ssize_t)integer(run->at[DEPTH]) - 1);
+    PyObject *caller = frame == NULL || id == NULL || code == NULL ? NULL : PyTuple_Pack(2, frame, code);
+    int is_same = caller == NULL ? -1 : PyObject_RichCompareBool(field_of(self, DETECTOR, FRAME), caller, Py_EQ);
+    if (is_same > 0)
+        is_same = PySet_Contains(field_of(self, DETECTOR, CALLED), id) == 0;
+    if (is_same == 0 && !(SET(DETECTOR, FRAME, caller) && set_field((Fields *)self->part[DETECTOR], CALLED, PySet_New(NULL))))
+        is_same = -1;
+    if (is_same >= 0 && PySet_Add(field_of(self, DETECTOR, CALLED), id) < 0)
+        is_same = -1;
+    Py_XDECREF(frame);
+    Py_XDECREF(id);
+    Py_XDECREF(caller);
+    return is_same;
+}
+
+static int add_one(Fields *fields, int number)
+{
+    return set_number(fields, number, integer(fields->at[number]) + 1);
+}
+
+/* Record a call without gradients that repeats one since the latest training event. Return its code; -1 for another one. */
+static int quiet_call_begins(UsualCalls *self, Fields *call, PyObject *module, PyObject *frame, int64_t *begin_ns)
+{
+    PyObject *method = NULL;
+    Fields *use = (Fields *)call->at[USE], *run = (Fields *)use->at[OF_RUN];
+    if (!IS(PHASES, RUN, (PyObject *)run) || !IS(PHASES, IS_EVALUATING, Py_False) ||
+        !usual_is(self, module, IS_TRAINING, call->at[MODE]) || !is_in_functions(self, run, frame, &method))
+        return -1;
+    int is_part = method == NULL ? SET(DETECTOR, FRAME, Py_None) - 1 : is_same_forward(self, run, module, method);
+    int at = NO_GRAD_CODE + (is_part > 0 && !ends_with(self, -EVENT(NO_GRAD_CODE)));
+    if (is_part < 0 || (*begin_ns = record(self, EVENT(at))) < 0)
+        return -1;
+    if (is_part > 0 && at == NO_GRAD_CODE) { /* both are one span: neither the exit of that before, nor this */
+        self->writer->events->length -= 4;
+        *begin_ns = 0;
+    }
+    return add_one((Fields *)self->part[PHASES], FORWARDS) && add_one(run, RUN_CALLS) && add_one(use, USE_CALLS) &&
+           set_field(run, LATEST_USE, Py_NewRef((PyObject *)use)) ? at : -1;
+}
+
+static int usual_forward_begins(UsualCalls *self, Fields *call, int64_t *begin_ns)
+{
+    int64_t code = EVENT(FORWARD_CODE);
+    if (call->at[IS_BARE] != Py_True) /* else a loss right after the model */
+        return IS(SIZES, IS_DUE, Py_False) && IS(PHASES, IS_UNRESOLVED, Py_False) && SET(DETECTOR, FRAME, Py_None) &&
+               (*begin_ns = record(self, code)) >= 0 ? FORWARD_CODE : -1;
+    if (!IS(PHASES, IS_UNRESOLVED, Py_False) || !ends_with(self, -code))
+        return -1;
+    self->writer->events->length -= 2;
+    return FORWARD_CODE;
 }
 
 static PyObject *usual_call_begins(UsualCalls *self, PyObject *module, PyObject *frame)
 {
-    PyObject *key = is_here(self, FREE) ? PyLong_FromVoidPtr(module) : NULL;
+    if (!is_here(self, FREE) || !IS(UPDATE, OPEN_CODE, ZERO) || !IS(THREAD, FUNCTION, ZERO))
+        return NULL;
+    PyObject *enabled = PyObject_CallNoArgs(self->part[IS_GRAD_ENABLED]);
+    Py_XDECREF(enabled);
+    int has_grad = enabled == Py_True, at;
+    PyObject *key = enabled == NULL ? NULL : PyLong_FromVoidPtr((char *)module + !has_grad); /* as in module_calls.py */
     Fields *call = key == NULL ? NULL : (Fields *)PyDict_GetItemWithError(self->part[KNOWN], key);
     Py_XDECREF(key);
-    if (call == NULL || !is_usual_call(self, call, module, frame))
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+    Py_DECREF(code);
+    if (call == NULL || call->at[CALLER] != code || call->at[KIND] != (PyObject *)Py_TYPE(module))
         return NULL;
-    int64_t code = self->event[FORWARD_CODE], begin_ns = 0;
+    int64_t begin_ns = 0;
     Py_INCREF((PyObject *)call);
-    if (call->at[IS_BARE] == Py_True) { /* a loss right after the model */
-        if (!ends_with(self, -code))
-            goto other;
-        self->writer->events->length -= 2;
-    } else if (!IS(SIZES, IS_DUE, Py_False) || !SET(DETECTOR, FRAME, Py_None) || (begin_ns = record(self, code)) < 0)
-        goto other;
-    if (set_number(call, BEGIN_NS, begin_ns) && set_field(call, CODE, Py_NewRef(self->part[FIRST_CODE + FORWARD_CODE])) &&
+    at = has_grad ? usual_forward_begins(self, call, &begin_ns) : quiet_call_begins(self, call, module, frame, &begin_ns);
+    if (at >= 0 && set_number(call, BEGIN_NS, begin_ns) &&
+        set_field(call, CODE, Py_NewRef(self->part[FIRST_CODE + at])) &&
         set_field(call, IS_PLAIN, Py_NewRef(Py_True)) && PyList_Append(self->part[CALLS], (PyObject *)call) == 0 &&
         SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + FORWARD]))
         return (PyObject *)call;
-other:
     Py_DECREF((PyObject *)call);
     return NULL;
 }
 
-static int usual_call_ends(UsualCalls *self, PyObject *call, PyObject *module)
+static int usual_call_ends(UsualCalls *self, Fields *call, PyObject *module)
 {
-    if (!usual_is(self, module, IS_TRAINING, Py_True) || !is_on(self) ||
-        !IS(THREAD, CONFIRMED, self->part[DETECTOR]) || ((Fields *)call)->at[IS_PLAIN] != Py_True)
+    if (!usual_is(self, module, IS_TRAINING, call->at[MODE]) || !is_on(self) ||
+        !IS(THREAD, CONFIRMED, self->part[DETECTOR]) || call->at[IS_PLAIN] != Py_True)
         return 0;
     PyObject *calls = self->part[CALLS];
     Py_ssize_t length = PyList_Size(calls);
-    if (length < 1 || PyList_GetItem(calls, length - 1) != call)
+    Fields *use = (Fields *)call->at[USE], *run = use == NULL ? NULL : (Fields *)use->at[OF_RUN];
+    if (length < 1 || PyList_GetItem(calls, length - 1) != (PyObject *)call ||
+        (use != NULL && (!IS(PHASES, RUN, (PyObject *)run) || !IS(PHASES, IS_EVALUATING, Py_False) ||
+                         run->at[LATEST_USE] != (PyObject *)use || self->writer->events->length >= MAX_PENDING)))
         return 0;
+    int64_t now_ns = -1;
     int is_done = SET(THREAD, BUSY_WITH, ZERO) && PyList_SetSlice(calls, length - 1, length, NULL) == 0 &&
-                  record(self, -self->event[FORWARD_CODE]) >= 0;
+                  (now_ns = record(self, -integer(call->at[CODE]))) >= 0;
+    if (is_done && use != NULL)
+        is_done = set_number((Fields *)self->part[PHASES], RUN_END_NS, now_ns) && set_number(use, END_NS, now_ns);
     return is_done ? 1 : -1;
 }
 
@@ -199,14 +265,10 @@ static int usual_call_ends(UsualCalls *self, PyObject *call, PyObject *module)
 static int feeds_training(UsualCalls *self, Fields *pass, PyObject *iterator)
 {
     int64_t fetches = integer(pass->at[FETCHES]);
-    if (pass->at[PHASE] != self->part[TRAINING] || fetches < 0 || fetches >= integer(pass->at[MEASURED_AT]) ||
-        !usual_is(self, self->part[BUFFER], LOADER_ID_OF, pass->at[LOADER_ID]))
-        return 0;
-    PyObject *iterated = PyObject_CallNoArgs(pass->at[ITERATOR]); /* a weak reference */
-    Py_XDECREF(iterated);
-    if (iterated == NULL)
-        PyErr_Clear();
-    return iterated == iterator && !usual_is(self, iterator, NUM_YIELDED, ZERO) && is_on(self);
+    return pass->at[PHASE] == self->part[TRAINING] && fetches >= 0 && fetches < integer(pass->at[MEASURED_AT]) &&
+           integer(pass->at[ITERATOR_ID]) == (int64_t)(intptr_t)iterator &&
+           usual_is(self, self->part[BUFFER], LOADER_ID_OF, pass->at[LOADER_ID]) && is_on(self) &&
+           !usual_is(self, iterator, NUM_YIELDED, ZERO) && is_on(self);
 }
 
 static PyObject *usual_fetch_begins(UsualCalls *self, PyObject *iterator)
@@ -217,7 +279,7 @@ static PyObject *usual_fetch_begins(UsualCalls *self, PyObject *iterator)
     Fields *pass = (Fields *)Py_NewRef(field_of(self, PASSES, LATEST));
     int64_t cycle = NUMBER(PHASES, CYCLE), now_ns;
     if (feeds_training(self, pass, iterator) && SET(DETECTOR, FRAME, Py_None) &&
-        (now_ns = record(self, self->event[FETCH_CODE])) >= 0 &&
+        (now_ns = record(self, EVENT(FETCH_CODE))) >= 0 &&
         (cycle == integer(pass->at[PASS_CYCLE]) ||
          (set_number(pass, PASS_CYCLE, cycle) && set_number(pass, CYCLE_BEGIN_NS, now_ns))) &&
         SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + FETCH]))
@@ -236,7 +298,7 @@ static int usual_backward_begins(UsualCalls *self)
         !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(DETECTOR, MADE_NS, ZERO))
         return 0;
     int is_done = set_number((Fields *)self->part[DETECTOR], BACKWARDS, NUMBER(DETECTOR, BACKWARDS) + 1) &&
-                  SET(DETECTOR, FRAME, Py_None) && record(self, self->event[BACKWARD_CODE]) >= 0 &&
+                  SET(DETECTOR, FRAME, Py_None) && record(self, EVENT(BACKWARD_CODE)) >= 0 &&
                   SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + BACKWARD]);
     return is_done ? 1 : -1;
 }
@@ -246,7 +308,7 @@ static int usual_backward_ends(UsualCalls *self)
     if (!is_here(self, BACKWARD) || !IS(DETECTOR, INFERRED, Py_None) || !IS(UPDATE, IS_IN_CLOSURE, Py_False) ||
         self->writer->events->length > MAX_PENDING)
         return 0;
-    return SET(THREAD, BUSY_WITH, ZERO) && record(self, -self->event[BACKWARD_CODE]) >= 0 ? 1 : -1;
+    return SET(THREAD, BUSY_WITH, ZERO) && record(self, -EVENT(BACKWARD_CODE)) >= 0 ? 1 : -1;
 }
 
 /* Updates */
@@ -260,7 +322,7 @@ static int usual_update_begins(UsualCalls *self, PyObject *optimizer, PyObject *
     PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
     PyObject *update = id == NULL || frame_id == NULL ? NULL : PyTuple_Pack(3, id, frame_id, code);
     int is_done = update != NULL && PyList_Append(self->part[OPEN], update) == 0 && SET(DETECTOR, FRAME, Py_None) &&
-                  SET(UPDATE, OPEN_CODE, self->part[FIRST_CODE + UPDATE_CODE]) && record(self, self->event[UPDATE_CODE]) >= 0;
+                  SET(UPDATE, OPEN_CODE, self->part[FIRST_CODE + UPDATE_CODE]) && record(self, EVENT(UPDATE_CODE)) >= 0;
     Py_DECREF(code);
     Py_XDECREF(id);
     Py_XDECREF(frame_id);
@@ -288,7 +350,7 @@ static int usual_update_ends(UsualCalls *self, PyObject *optimizer)
         return 0;
     if (!set_number((Fields *)self->part[UPDATES], BACKWARDS_BEFORE, backwards) ||
         PyList_SetSlice(self->part[OPEN], 0, 1, NULL) < 0 || !SET(UPDATE, OPEN_CODE, ZERO) ||
-        (now_ns = record(self, -self->event[UPDATE_CODE])) < 0 ||
+        (now_ns = record(self, -EVENT(UPDATE_CODE))) < 0 ||
         !set_number((Fields *)self->part[DETECTOR], NUMBER_OF_UPDATES, updates) ||
         !set_number((Fields *)self->part[PHASES], CYCLE, cycle + 1))
         return -1;
@@ -299,40 +361,11 @@ static int usual_update_ends(UsualCalls *self, PyObject *optimizer)
     return done == NULL ? -1 : 1;
 }
 
-static int64_t usual_clearing_begins(UsualCalls *self)
-{
-    if (!is_here(self, FREE) || !is_empty(self, OPEN) || !is_empty(self, CALLS))
-        return 0;
-    int64_t code = self->event[UPDATE_CODE];
-    if (ends_with(self, -code)) { /* right after the update, both are one span */
-        PyObject *time = PyObject_CallNoArgs(self->part[HOST_CLOCK]);
-        int64_t now_ns = time == NULL ? -1 : PyLong_AsLongLong(time);
-        Py_XDECREF(time);
-        if (now_ns == -1 && PyErr_Occurred())
-            return -1;
-        Events *events = self->writer->events;
-        if (ends_with(self, -code) && now_ns - events->items[events->length - 2] <= AT_ONCE_NS) {
-            events->length -= 2;
-            return code;
-        }
-    }
-    return record(self, self->event[PIECES_CODE]) < 0 ? -1 : self->event[PIECES_CODE];
-}
-
-static int usual_clearing_ends(UsualCalls *self, int64_t code)
-{
-    return !is_on(self) || record(self, -code) >= 0 ? 1 : -1;
-}
-
 /* The types */
 
 static PyObject *usual_make(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    UsualCalls *self = owner_new(type, PARTS + NAMES, PARTS);
-    for (int i = 0; self != NULL && i < NAMES; i++)
-        if ((self->name[i] = PyUnicode_InternFromString(TEXTS[i])) == NULL)
-            Py_CLEAR(self);
-    return (PyObject *)self;
+    return (PyObject *)owner_new(type, PARTS, PARTS);
 }
 
 static PyObject *usual_use(UsualCalls *self, PyObject *args)
@@ -349,8 +382,6 @@ static PyObject *usual_use(UsualCalls *self, PyObject *args)
     if (!is_right)
         return PyErr_Format(PyExc_TypeError, "use() takes %d parts", PARTS);
     self->writer = (Writer *)PyCFunction_GetSelf(PyTuple_GetItem(parts, WRITE));
-    for (int i = 0; i < CODES; i++)
-        self->event[i] = PyLong_AsLongLong(PyTuple_GetItem(parts, FIRST_CODE + i));
     for (int i = 0; i < PARTS; i++) {
         PyObject *before = self->part[i];
         self->part[i] = Py_NewRef(PyTuple_GetItem(parts, i));
@@ -466,19 +497,20 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     Front *front = (Front *)self;
     UsualCalls *usual = front->usual;
     PyObject *raised[3];
-    if ((flags & ~MAY_CHANGE) == 0 || !usual_is(usual, args[0], COMPILED_CALL_IMPL, Py_None) || !is_on(usual))
+    if ((flags & ~MAY_CHANGE) == 0 || !is_on(usual) || !usual_is(usual, args[0], COMPILED_CALL_IMPL, Py_None) ||
+        !is_on(usual))
         return call_patch(front, args, flags, names);
     if (field_of(usual, THREAD, BUSY_WITH) != usual->part[FIRST_KIND + FREE]) /* inside another call */
-        return PyObject_VectorcallMethod(usual->name[CALL_IMPL], args, flags, names);
+        return PyObject_VectorcallMethod(usual->part[CALL_IMPL], args, flags, names);
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = Py_NewRef(usual->part[DETECTOR]);
     PyObject *call = frame == NULL ? NULL : usual_call_begins(usual, args[0], frame), *result;
     if (call == NULL)
         result = call_patch(front, args, flags, names);
     else {
-        result = PyObject_VectorcallMethod(usual->name[CALL_IMPL], args, flags, names);
+        result = PyObject_VectorcallMethod(usual->part[CALL_IMPL], args, flags, names);
         put_aside(result, raised);
         PyObject *given[4] = {detector, call, args[0], NULL};
-        result = finish(front, result, raised, usual_call_ends(usual, call, args[0]), given);
+        result = finish(front, result, raised, usual_call_ends(usual, (Fields *)call, args[0]), given);
     }
     Py_DECREF(detector);
     Py_XDECREF(call);
@@ -529,18 +561,6 @@ static PyObject *call_backward(PyObject *self, PyObject *const *args, size_t fla
     return result;
 }
 
-static PyObject *call_clearing(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
-{
-    Front *front = (Front *)self;
-    PyObject *raised[3];
-    int64_t code = names == NULL && (flags & ~MAY_CHANGE) == 1 ? usual_clearing_begins(front->usual) : 0;
-    if (code <= 0)
-        return call_patch(front, args, flags, names);
-    PyObject *result = PyObject_Vectorcall(front->original, args, flags, names);
-    put_aside(result, raised);
-    return finish(front, result, raised, usual_clearing_ends(front->usual, code), NULL);
-}
-
 static PyObject *call_before_update(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
 {
     Front *front = (Front *)self;
@@ -559,8 +579,7 @@ static PyObject *call_after_update(PyObject *self, PyObject *const *args, size_t
     return is_ended < 0 && report(front) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static const vectorcallfunc CALLS_OF[] = {call_module, call_fetch, call_clearing, call_before_update, call_after_update,
-                                          call_backward};
+static const vectorcallfunc CALLS_OF[] = {call_module, call_fetch, call_before_update, call_after_update, call_backward};
 #define KINDS_OF_FRONTS ((int)(sizeof(CALLS_OF) / sizeof(CALLS_OF[0])))
 
 /* Whoever looks the attribute up gets the patch's function. */

@@ -5,14 +5,13 @@ torch give it up more often than that, each for less time than the waiting threa
 get it in the long operators alone, and the lines with the short ones would have no samples. A pending call is run by
 the main thread between two instructions of Python, wherever it is, and waits there until the sampler has the GIL.
 
-Up to Python 3.12 the main thread may look for pending calls late: a flag of the interpreter tells threads to look, and
-a thread that adds a call for another one does not set it. The main thread then looks when it has taken the GIL again,
-so a loop of Python between two operators would have no samples, and the second operator would have all of them. So
-this flag is set here. Its place in these two versions does not change any more, and it is used only after a call that
-the main thread has added itself has set and cleared it there (find_flag).
+Up to Python 3.12 a thread that adds a pending call does not set the flag that tells the main thread to look for one. That
+looks when it has taken the GIL again, so the second of two operators would have the samples of the Python between them.
+So the flag is set here. Its place in these versions stays, and is used only after a call that the main thread has added
+has set and cleared it there (find_flag).
 
-Works for the main thread only: Python runs pending calls nowhere else. None may be added to an interpreter that is gone,
-while a sampler that was not stopped still sleeps: the end of the interpreter stops all. */
+Python runs pending calls on the main thread alone. None may be added to an interpreter that is gone, while a sampler that
+was not stopped still sleeps: the end of the interpreter stops all. */
 
 #include "native.h"
 
@@ -23,17 +22,13 @@ while a sampler that was not stopped still sleeps: the end of the interpreter st
 #ifndef _WIN32
 #include <unistd.h>
 #define process_id() ((long)getpid())
-#else
-#define process_id() 0L /* no process is a fork */
-#endif
-
-#ifdef _MSC_VER
-#include <intrin.h>
-#define swap(flag, value) _InterlockedExchange(flag, value)
-#define set_flag(flag) ((void)(flag)) /* never found here */
-#else
 #define swap(flag, value) __atomic_exchange_n(flag, value, __ATOMIC_SEQ_CST)
 #define set_flag(flag) __atomic_store_n(flag, 1, __ATOMIC_SEQ_CST)
+#else
+#include <intrin.h>
+#define process_id() 0L /* no process is a fork */
+#define swap(flag, value) _InterlockedExchange(flag, value)
+#define set_flag(flag) ((void)(flag)) /* never found here */
 #endif
 
 #define MOST_WAITING_US 1000  /* for a sampler that gets no CPU */

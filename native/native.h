@@ -13,7 +13,7 @@ equal. _native.pyi has the signatures. Everything but the lock runs under the GI
 
 #include <stdint.h>
 
-#define INTERFACE 19 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 20 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD

@@ -20,7 +20,7 @@ PREFIX = "RECTIFIED_FLOW_PROFILE"
 # These libraries keep one thread for the life of the process.
 LASTING_THREADS = ("tqdm.", "torch.")
 MOST_WORKERS = 8
-# Their tests run real trainings, and what else the machine does shows in these. Each has two more chances; -rR names it.
+# Their tests run real trainings, in which what else the machine does shows. Each has two more chances; -rR names it.
 WITH_TRAININGS = ("chaos", "examples", "integrations", "system", "trials")
 
 # Before torch is imported: the tests share the cores already, a process a core.

@@ -8,16 +8,18 @@ import threading
 import traceback
 import weakref
 from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.support.instrumented import OPTIMIZER, InstrumentedTorch, instrumented_torch
 from tests.support.recording import implementation_of, python_implementation
-from training_profiler.instrumentation.fronts import CLEARING, MODULE, TRACER, Fronts
+from training_profiler.instrumentation.fronts import BACKWARD, MODULE, TRACER, Fronts
+from training_profiler.instrumentation.loop_detection import input_sizes
 from training_profiler.instrumentation.patches import dynamo
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import Fields
@@ -87,8 +89,6 @@ def places():
     hooks = (OPTIMIZER._global_optimizer_pre_hooks, OPTIMIZER._global_optimizer_post_hooks)
     return [
         vars(torch.nn.Module)["__call__"],
-        vars(torch.nn.Module)["zero_grad"],
-        vars(torch.optim.Optimizer)["zero_grad"],
         vars(torch.utils.data.dataloader._BaseDataLoaderIter)["__next__"],
         *(list(hook.values())[-1] for hook in hooks),
     ]
@@ -151,6 +151,14 @@ class Program:
         self.act(number, inside)
         self.models[number].train()
 
+    def rehearse(self, number, inside):
+        self.act(number, inside)
+
+    def infer_in_both_modes(self, number, inside):
+        with torch.no_grad():
+            for is_training in (True, True, False, False):
+                self.models[number].train(is_training)(self.x)
+
     def act_in_method(self, number, inside):
         with torch.no_grad():
             for _ in range(3):
@@ -208,8 +216,8 @@ class Program:
         thread.join()
 
 
-LEAVES = ("act", "act", "act_in_eval_mode", "act_in_method", "call_in_method", "named_call", "call_alone", "evaluation")
-LEAVES += ("failing_call", "backward", "failing_backward", "clear")
+LEAVES = ("act", "rehearse", "infer_in_both_modes", "act_in_eval_mode", "act_in_method", "call_in_method")
+LEAVES += ("named_call", "call_alone", "evaluation", "failing_call", "backward", "failing_backward", "clear")
 LEAVES += ("clear_model", "update", "update_with_closure", "fetch", "step", "step", "step")
 LEAF = st.tuples(st.sampled_from(LEAVES), st.integers(0, 1), st.just([]))
 ACT = st.recursive(
@@ -223,7 +231,8 @@ ACT = st.recursive(
 
 def outcome_of(implementation, acts, is_early, has_fronts):
     """Return everything that can be seen of a program, and what was recorded of it."""
-    with instrumented_torch(implementation) as run:
+    most = 4096 if is_early else 0  # calls without gradients whose inputs are looked at
+    with patch.object(input_sizes, "CALLS", most), instrumented_torch(implementation) as run:
         if has_fronts:
             run.place_fronts()
         program = Program(run)
@@ -233,7 +242,13 @@ def outcome_of(implementation, acts, is_early, has_fronts):
             run.context.detector.input_sizes.is_due = False
         program.follow(acts)
         detector, thread = run.context.detector, run.context.training_thread
+        uses = detector.phases.run.uses.values() if detector.phases.run else ()
         seen = (
+            [
+                (use.run.latest is use, use.run.key, use.run.calls, use.calls, use.end_ns, use.is_evaluated)
+                for use in uses
+            ],
+            detector.phases.forwards_without_grad,
             detector.updates,
             detector.backwards,
             thread.busy_with,
@@ -247,8 +262,19 @@ def outcome_of(implementation, acts, is_early, has_fronts):
         return program.losses, seen, marks, totals.sections.count.tolist(), totals.dropped, totals.wall_ns
 
 
+def twice(*acts):
+    return [(act, 0, []) for act in 2 * acts]
+
+
 @settings(max_examples=30)
 @given(st.lists(ACT, max_size=12), st.booleans())
+@example(twice("act", "step"), False)
+@example(twice("act_in_method", "step"), False)
+@example(twice("infer_in_both_modes"), False)
+@example(twice("act", "rehearse"), False)
+@example([("act", number, []) for number in (0, 1, 0)], False)
+@example(twice("act", "act_in_eval_mode", "step"), False)
+@example(twice("act", "evaluation", "act", "step"), False)
 def test_fronts_record_what_the_patches_do(acts, is_early):
     outcomes = [outcome_of(implementation_of("C"), acts, is_early, has_fronts) for has_fronts in (True, False)]
     assert outcomes[0] == outcomes[1]
@@ -283,7 +309,6 @@ def test_programs_that_look_find_the_patch(fronts):
     assert inspect.isfunction(patch)
     assert Model().__call__.__func__ is patch
     assert super(Model, model := Model()).__call__.__self__ is model
-    assert inspect.isfunction(torch.optim.Optimizer.zero_grad)
     assert inspect.isfunction(torch.utils.data.dataloader._BaseDataLoaderIter.__next__)
     assert pickle.loads(pickle.dumps(patch)) is patch
     assert inspect.signature(patch) == inspect.signature(patch.__wrapped__)
@@ -486,7 +511,7 @@ def test_front_is_freed_with_its_instrumentation():
     original = Original()
     gone = weakref.ref(original)
     with instrumented_torch(implementation_of("C")) as run:
-        front = run.context.fronts.in_front_of(CLEARING, original, original, None)
+        front = run.context.fronts.in_front_of(BACKWARD, original, original, None)
         original.front = front
         assert front("module") == "made"
     del front, original

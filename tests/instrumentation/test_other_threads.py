@@ -81,4 +81,4 @@ def test_drain_waits_for_rewriting():
     thread = threading.Thread(target=drain)
     pending.recode(0, Renaming())
     thread.join()
-    assert pending.events == []
+    assert not pending.events

@@ -41,7 +41,7 @@ def test_ended_thread_is_drained_once_more_and_removed(recorder):
     thread.join()
     del thread
     gc.collect()
-    assert [(thread.name, thread.is_alive, thread.events[1::2]) for thread in recorder.drain().threads] == [
+    assert [(thread.name, thread.is_alive, list(thread.events[1::2])) for thread in recorder.drain().threads] == [
         ("MainThread", True, []),
         ("loader", False, [1, -1]),
     ]
@@ -97,14 +97,14 @@ def test_later_events_are_left_for_the_next_drain(recorder, clock):
     recorder.buffers.append(other)
 
     def other_events(batch):
-        return next(thread.events for thread in batch.threads if thread.name == "other")
+        return next(list(thread.events) for thread in batch.threads if thread.name == "other")
 
     recorder.marks.extend([950, STEP_END, 1002, STEP_END])
     batch = recorder.drain()
-    assert (other_events(batch), batch.marks) == ([900, 1], [950, STEP_END])
+    assert (other_events(batch), list(batch.marks)) == ([900, 1], [950, STEP_END])
     clock.advance_ns(10)
     batch = recorder.drain()
-    assert (other_events(batch), batch.marks) == ([1001, -1], [1002, STEP_END])
+    assert (other_events(batch), list(batch.marks)) == ([1001, -1], [1002, STEP_END])
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "  ", ["a"], {}])

@@ -66,7 +66,7 @@ def test_section_that_outlives_its_run_records_on_the_thread_that_enters_it():
     recorder.listen(recorder.discard)
     with section, section:
         pass
-    codes = recorder.buffer().events[1::2]
+    codes = list(recorder.buffer().events[1::2])
     assert codes == [1, 1, -1, -1]
 
 

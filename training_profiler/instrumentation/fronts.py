@@ -18,7 +18,7 @@ from training_profiler.recording.tracebacks import hide_our_frames
 
 PLACED_AT: Final = 10  # complete steps
 TRACER: Final = "torch._dynamo.symbolic_convert"  # private: without it, nothing says that dynamo begins to trace
-MODULE, FETCH, CLEARING, BEFORE_UPDATE, AFTER_UPDATE, BACKWARD = range(6)  # kinds of calls, as in native/fronts.c
+MODULE, FETCH, BEFORE_UPDATE, AFTER_UPDATE, BACKWARD = range(5)  # kinds of calls, as in native/fronts.c
 
 
 class DynamoWatch:
@@ -126,11 +126,11 @@ class Fronts:
             *(detector, thread, context, updates, detector.phases, detector.phases.passes, detector.update),
             *(detector.input_sizes, detector.steps, detector.end_step, detector.buffer),
             *(detector.calls, detector.known_calls, updates.open, context.captures.under_way),
-            *(detector.is_grad_enabled, detector.pending.host_clock, PassPhase.TRAINING),
-            detector.pending.writer(detector.codes.forward),
+            *(detector.is_grad_enabled, PassPhase.TRAINING, detector.pending.writer(detector.codes.forward)),
+            *("_call_impl", "_compiled_call_impl", "_num_yielded", "loader_id", "training", "f_back"),
         )
-        code_of = (codes.forward, codes.data_loading, codes.backward, codes.optimizer, time_only(codes.optimizer))
-        self.usual.use(Fields, (*parts, *range(4), *code_of))
+        code_of = (codes.forward, codes.data_loading, codes.backward, codes.optimizer, codes.no_grad)
+        self.usual.use(Fields, (*parts, *range(4), *code_of, time_only(codes.no_grad)))
 
     def forget(self) -> None:
         """Leave all calls to the patches until another detector is followed."""

@@ -35,7 +35,7 @@ def section_id(code: int) -> int:
     return abs(code) & SECTION_MASK
 
 
-FIELDS: Final = 7  # as in native/fronts.c
+FIELDS: Final = 8  # as in native/fronts.c
 
 
 class Fields:

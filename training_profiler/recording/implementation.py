@@ -86,7 +86,7 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, event_writer, section_writers)
 
 
-_INTERFACE: Final = 19  # of native/native.h
+_INTERFACE: Final = 20  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 

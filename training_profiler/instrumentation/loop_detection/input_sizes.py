@@ -109,18 +109,19 @@ class EvaluatedRows:
         if self._trained.calls < TRAINING_CALLS:
             self._trained.add(shape)
 
-    def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
+    def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> bool:
         """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest.
 
-        One that a fetched batch does not precede may be of a model that acts.
+        One that a fetched batch does not precede may be of a model that acts. Return whether others may still be added.
         """
-        if loader_pass is None and self._acting.calls < CALLS and (acting := largest_shape(inputs)):
+        may_act = loader_pass is None and self._acting.calls < CALLS
+        if may_act and (acting := largest_shape(inputs)):
             self._acting.add(acting if len(acting) > 1 else (1, *acting))
             self._most_acting = max(self._most_acting, acting[0] if len(acting) > 1 else 1)
         if module.training or self.calls >= CALLS:
-            return
+            return may_act
         if not getattr(next(parameters_within(module), None), "requires_grad", False):  # as of a frozen teacher
-            return
+            return may_act
         self.calls += 1
         batch = (id(loader_pass), 0 if loader_pass is None else loader_pass.fetches)
         if batch != self._batch:
@@ -135,6 +136,7 @@ class EvaluatedRows:
             if batch != self._few_batch:
                 self._few_batch = batch
                 self._few_batches += 1
+        return True
 
     def acting(self) -> ActingFacts | None:
         """Return the rows of calls while a model acts; None where they differ, and without calls or training."""

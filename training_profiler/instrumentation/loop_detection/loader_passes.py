@@ -43,7 +43,7 @@ class PassPhase(Enum):
 class LoaderPass(Fields):
     """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
-    iterator: Callable[[], Any] = field(0)
+    iterator_id: int = field(0)
     kind: PassPhase = field(1)
     fetches: int = field(2)
     loader_id: int = field(4)  # of its counts; 0 for none
@@ -52,7 +52,7 @@ class LoaderPass(Fields):
     measured_at: int = field(3)  # batches before the next one whose CPU time is measured
 
     def __init__(self, iterator: Any) -> None:
-        self.iterator = weakref.ref(iterator)
+        self.iterator, self.iterator_id = weakref.ref(iterator), id(iterator)
         self.kind = PassPhase.UNKNOWN
         self.fetches = 0
         self.trained_before = 0  # backward passes and updates before its first fetch

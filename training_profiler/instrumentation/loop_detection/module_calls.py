@@ -22,6 +22,7 @@ class ModuleCalls(Fields):
     backwards: int = field(1)
     updates: int = field(2)
     shadows: int = field(5)  # methods in front of ours: no call is usual meanwhile
+    called_in_frame: set[int] = field(7)  # ids of the modules that were called in ``frame``
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, module_class: type, is_grad_enabled: Callable[[], bool]
@@ -30,7 +31,8 @@ class ModuleCalls(Fields):
         self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
-        self.known_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module, which C looks up
+        # Calls that C repeats, by the id of their module; those without gradients by the odd number behind it.
+        self.known_calls: dict[int, ModuleCall] = {}
         self.calls: list[ModuleCall] = []  # under way, outermost first
         self.frame = None
         self.backwards = self.updates = self.inferred_updates = self.shadows = 0
@@ -38,7 +40,7 @@ class ModuleCalls(Fields):
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
-        self._called_in_frame: set[int] = set()  # ids of the modules that were called in ``frame``
+        self.called_in_frame = set()
         self._seen_in_training: set[int] = set()  # ids of trainable modules called in train mode
         self._function = 0  # the autograd function of the last call that one made
         self.input_sizes = InputSizes()
@@ -81,7 +83,7 @@ class ModuleCalls(Fields):
             self.input_sizes.add(inputs, self.updates + self.inferred_updates + 1)
         call = ModuleCall(kind, pending.record(code), code)
         if is_explored:
-            call.is_explored, call.around = True, (self.frame, self._called_in_frame)
+            call.is_explored, call.around = True, (self.frame, self.called_in_frame)
         else:
             self._remember_as_usual(call, module, frame, is_trainable)
         return call
@@ -92,10 +94,13 @@ class ModuleCalls(Fields):
         if not call.is_bare and self.frame is not None:  # a method of a module makes it
             self.known_calls.pop(id(module), None)
         elif call.is_bare or (is_trainable and module.training):
-            if len(self.known_calls) >= MAX_USUAL_CALLS:
-                self.known_calls.clear()
-            call.caller = frame.f_code
-            self.known_calls[id(module)] = call
+            self._remember(call, id(module), frame, True)
+
+    def _remember(self, call: ModuleCall, key: int, frame: FrameType, mode: bool) -> None:
+        if len(self.known_calls) >= MAX_USUAL_CALLS:
+            self.known_calls.clear()
+        call.caller, call.mode = frame.f_code, mode
+        self.known_calls[key] = call
 
     def call_ends(self, call: ModuleCall, module: Any) -> None:
         """Record that an outermost call has ended or raised."""
@@ -111,7 +116,7 @@ class ModuleCalls(Fields):
             self._confirmed.add(call.kind)
             own = {*either(self.codes.forward), *either(self.codes.no_grad), *either(self.codes.data_transfer)}
             self.pending.remove_since(call.begin_ns, call.code, own | {-code for code in own})
-            self.frame, self._called_in_frame = call.around
+            self.frame, self.called_in_frame = call.around
             if call.code == self.codes.forward and module.training and self.phases.is_unresolved:
                 self._training_event_begins(call.begin_ns, id(module))
             if self._loop_from_ns is not None:
@@ -162,12 +167,14 @@ class ModuleCalls(Fields):
 
         All calls of one execution of it, such as the steps of an ODE solver, are one forward pass.
         """
-        has_grad, code = function > 0, self.codes.forward
+        has_grad, code, is_read, depth = function > 0, self.codes.forward, True, -1
         if function:
             is_part, self._function, self.frame = function == self._function, function, None
         else:
-            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
-            is_part = is_bare(module) or self._is_same_forward(module, caller)
+            is_read = self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
+            is_part = is_bare(module)
+            if not is_part:
+                is_part, depth = self._is_same_forward(module, caller), self._methods.depth
         now_ns = self.pending.clock()
         if not has_grad:
             code = self.phases.no_grad_call_begins(module, caller, now_ns)
@@ -175,6 +182,11 @@ class ModuleCalls(Fields):
             self._training_event_begins(self.pending.host_clock())
         call = ModuleCall(type(module), 0, code, has_grad)
         self._enter(call, code, now_ns, is_part)
+        run = self.phases.run
+        if run is not None and code == self.codes.no_grad:
+            run.depth, call.use = depth, run.latest
+            if 0 <= depth < len(run.key) and not is_read:
+                self._remember(call, id(module) + 1, caller, module.training)
         return call
 
     def _enter(self, call: ModuleCall, code: int, now_ns: int, is_part: bool) -> None:
@@ -194,9 +206,9 @@ class ModuleCalls(Fields):
         if caller is None:
             self.frame = None
             return False
-        if caller == self.frame and id(module) not in self._called_in_frame:
-            self._called_in_frame.add(id(module))
+        if caller == self.frame and id(module) not in self.called_in_frame:
+            self.called_in_frame.add(id(module))
             return True
         self.frame = caller
-        self._called_in_frame = {id(module)}
+        self.called_in_frame = {id(module)}
         return False

@@ -32,7 +32,8 @@ class ModuleCall(Fields):
     is_plain: bool = field(3)  # C has recorded its begin, and its end needs nothing but the exit of its span
     begin_ns: int = field(4)  # of its span; 0 if it extends the span before
     code: int = field(5)  # of its span
-    has_grad: bool = field(6)
+    mode: bool = field(6)  # ``module.training``, as C may go on with
+    use: Any = field(7)  # of a call without gradients: the ``ModuleUse`` to which C adds others like it
     is_explored = False  # calls inside are recorded too, because it may be a trainer module
     around: tuple[tuple[int, int] | None, set[int]]  # of an explored one: its method, and the modules called there
     is_trainer = False
@@ -49,6 +50,7 @@ class MethodFrames:
 
     def __init__(self, root: type) -> None:
         self._root = root
+        self.depth = 0  # number of the methods found last
         # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
         self._is_method: dict[int, tuple[CodeType, bool]] = {}
 
@@ -58,7 +60,7 @@ class MethodFrames:
         Two successive calls of a method may have the same key, because frames are reused.
         """
         method: FrameType | None = None
-        for _ in range(MAX_FRAMES):
+        for self.depth in range(MAX_FRAMES):
             if frame is None:
                 break
             code = frame.f_code

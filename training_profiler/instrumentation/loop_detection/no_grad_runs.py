@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from training_profiler.base.sections import ROLLOUT, SAMPLING
 from training_profiler.instrumentation.loop_detection.modules import modules_within, read_code
+from training_profiler.recording.event_codes import Fields, field
 
 MAX_FRAMES: Final = 12
 NEAREST: Final = 4
@@ -133,24 +134,33 @@ def _stack() -> Iterator[tuple[int, int]]:
         frame = frame.f_back
 
 
-class ModuleUse:
+class ModuleUse(Fields):
     """The calls of one module in a run."""
 
-    def __init__(self, module: Any, begin_ns: int) -> None:
+    calls: int = field(0)
+    end_ns: int = field(1)  # of the call added last
+    run: "NoGradRun" = field(2)
+
+    def __init__(self, module: Any, begin_ns: int, run: "NoGradRun") -> None:
+        self.run = run
         self.module = weakref.ref(module)
         self.begin_ns = begin_ns
-        self.end_ns = begin_ns  # of the call added last
-        self.calls = 0
+        self.end_ns, self.calls = begin_ns, 0
         self.is_evaluated = False  # it was in eval mode
 
 
-class NoGradRun:
+class NoGradRun(Fields):
     """The calls without gradients since the last training event."""
+
+    key: tuple[int, ...] = field(0)  # of the functions around its latest call
+    calls: int = field(1)
+    latest: ModuleUse | None = field(2)
+    depth: int = field(3)  # number of methods of modules around the latest call; -1 if not known
 
     def __init__(
         self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...], hint: Purpose = Purpose.UNKNOWN
     ) -> None:
-        self.key = key  # of the functions around its latest call
+        self.key = key
         self.begun_in = key  # of those around its first call
         self.hint = hint  # from the variables of the function that made it
         self.begin_ns = begin_ns
@@ -160,13 +170,13 @@ class NoGradRun:
         self.acts = False  # by its variables, although no name says so
         self.named = named
         self.uses: dict[int, ModuleUse] = {}  # by id of the module
-        self.latest: ModuleUse | None = None
+        self.latest = None
 
     def call_begins(self, module: Any, now_ns: int) -> None:
         """Add a call of ``module``."""
         use = self.uses.get(id(module))
         if use is None:
-            use = ModuleUse(module, now_ns)
+            use = ModuleUse(module, now_ns, self)
             if len(self.uses) < MAX_MODULES:
                 self.uses[id(module)] = use
         use.is_evaluated |= not module.training

@@ -88,7 +88,7 @@ class OptimizerUpdate(Fields):
         """Forget the update under way: it has changed nothing."""
         self._end()
         events = self._pending.events
-        if events[-3::2] == [self._code, -self._code]:
+        if list(events[-3::2]) == [self._code, -self._code]:
             del events[-4:]
         self.resume_scaling()
 

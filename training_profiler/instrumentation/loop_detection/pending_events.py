@@ -187,7 +187,7 @@ class PendingEvents:
         with self.buffer.rewrite_lock:
             events, at = self.events, self._find(at_ns, (first,))
             at -= 2 * (at > 1 and events[at - 1] > LOADER)  # the loader of what follows
-            if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
+            if list(events[max(0, at - 2 * len(codes)) + 1 : at : 2]) != [-code for code in reversed(codes)]:
                 return at_ns
             return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)
 

@@ -34,6 +34,10 @@ class PhaseDetector(Fields):
 
     is_unresolved: bool = field(0)
     cycle: int = field(1)  # number of updates so far
+    run: NoGradRun | None = field(2)  # calls without gradients since the last training event
+    is_open: bool = field(3)  # validation_epoch has been entered
+    forwards_without_grad: int = field(4)
+    _run_end_ns: int = field(5)
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, was_trained: Callable[[int], bool] = lambda module: False
@@ -43,14 +47,13 @@ class PhaseDetector(Fields):
         self.passes = Passes()
         self.cycle = 0
         self.forwards_without_grad = 0
-        self.is_open = False  # validation_epoch has been entered
+        self.is_open = False
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations(self.passes)
         # The number of forward passes of evaluations that recorded gradients, and their ns; taken from other threads.
         self.with_grad: list[tuple[int, int]] = []
         self._no_grad = NoGradDecisions(was_trained)
-        self._run: NoGradRun | None = None  # calls without gradients since the last training event
-        self._run_end_ns = 0
+        self.run, self._run_end_ns = None, 0
         # Calls with gradients in eval mode since the last training event.
         self._eval_mode_end_ns = 0  # of the last of them, also before that
         self._eval_mode_begins: set[int] = set()  # of their spans
@@ -71,8 +74,8 @@ class PhaseDetector(Fields):
                 self._evaluates(loader_pass, now_ns)
             self.is_unresolved = True
         elif loader_pass.kind is PassPhase.EVALUATION:
-            if self._run is not None:
-                self._open_run(self._run, now_ns)
+            if self.run is not None:
+                self._open_run(self.run, now_ns)
             elif not self.is_open:
                 self._open_before_next(now_ns)
         elif self.is_open:
@@ -99,7 +102,7 @@ class PhaseDetector(Fields):
         if loader_pass.kind is PassPhase.UNKNOWN:
             if loader_pass.fetches and self._was_evaluated(loader_pass):
                 self._evaluates(loader_pass, now_ns)
-            elif self._run is None:
+            elif self.run is None:
                 loader_pass.is_over = True
         if loader_pass.kind is PassPhase.EVALUATION:
             loader_pass.is_over = True
@@ -120,8 +123,8 @@ class PhaseDetector(Fields):
         if self.is_open:
             if loader_pass.fetches:
                 self._recode(loader_pass.begin_ns)
-        elif self._run is not None and self._run.begin_ns < (loader_pass.begin_ns or now_ns):
-            self._open_run(self._run, now_ns)
+        elif self.run is not None and self.run.begin_ns < (loader_pass.begin_ns or now_ns):
+            self._open_run(self.run, now_ns)
         else:
             begin_ns = self.with_workers(loader_pass.begin_ns if loader_pass.fetches else now_ns)
             if loader_pass.fetches or begin_ns < now_ns:
@@ -143,12 +146,12 @@ class PhaseDetector(Fields):
         self.forwards_without_grad += 1
         if self.is_open and self._is_phase_known():
             return self._codes.forward
-        key, run = nearest(frame), self._run
+        key, run = nearest(frame), self.run
         if run is not None and run.key != key and not run.moves_to(key, self._no_grad.callers.named(frame)):
             self._end_run(run)
-        if self._run is None:
-            self._run = self._no_grad.begin(frame, now_ns)
-        self._run.call_begins(module, now_ns)
+        if self.run is None:
+            self.run = self._no_grad.begin(frame, now_ns)
+        self.run.call_begins(module, now_ns)
         self.is_unresolved = True
         return self._codes.no_grad
 
@@ -161,7 +164,7 @@ class PhaseDetector(Fields):
         if self.is_open and self._is_phase_known():
             self._continue(now_ns)
             return
-        self._run_end_ns, run = now_ns, self._run
+        self._run_end_ns, run = now_ns, self.run
         use = None if run is None else run.latest
         if run is not None and use is not None:
             use.end_ns = now_ns
@@ -229,8 +232,8 @@ class PhaseDetector(Fields):
         is_fed = fed_by is not None and fed_by.cycle == self.cycle
         if fed_by is not None and is_fed:
             step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
-        if self._run is not None:
-            step_begin_ns = self._resolve_run(self._run, fed_by, step_begin_ns)
+        if self.run is not None:
+            step_begin_ns = self._resolve_run(self.run, fed_by, step_begin_ns)
         first = self._first_switched
         if first is not None and first.begin_ns <= step_begin_ns:
             # Calls in eval mode were an evaluation if names say so, or if the mode was switched for this module.
@@ -257,7 +260,7 @@ class PhaseDetector(Fields):
             is_in_step = self._no_grad.feeds_update(run, purpose, is_within_batch, self.cycle)
         is_preparation = not is_in_step and self._no_grad.is_preparation(run, purpose, self.cycle)
         if is_preparation and not run.is_rollout_open:
-            self._run = None
+            self.run = None
         elif is_in_step or run.is_final:
             self._keep_in_step(run, purpose)
             return min(step_begin_ns, run.begin_ns)
@@ -271,14 +274,14 @@ class PhaseDetector(Fields):
         if run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle):
             self._keep_in_step(run, purpose)
         elif self._no_grad.is_preparation(run, purpose, self.cycle):
-            self._run = None
+            self.run = None
         else:
             self._open_run(run, run.begin_ns)
             self._close()
 
     def _keep_in_step(self, run: NoGradRun, purpose: Purpose) -> None:
         """Let the calls be part of the step, and mark as ``rollout`` what lies between those of a model that acts."""
-        self._run = None
+        self.run = None
         if run.is_rollout_open:
             self._pending.insert_exit(self._run_end_ns, self._codes.rollout)
         elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:
@@ -308,7 +311,7 @@ class PhaseDetector(Fields):
         for loader_pass in list(self.passes.unknown):
             if self._was_evaluated(loader_pass):
                 self._evaluates(loader_pass, loader_pass.end_ns)
-        run = self._run
+        run = self.run
         if run is not None:
             purpose = self._no_grad.purpose(run)
             never_trained = self._no_grad.is_preparation(run, purpose, self.cycle)  # as in evolution strategies
@@ -381,7 +384,7 @@ class PhaseDetector(Fields):
         self._forget_eval_mode()
         self._pending.recode(begin_ns, self._codes.codes_in_evaluation)
         self._last_ns = max(self._last_ns, self._run_end_ns, self._eval_mode_end_ns)
-        self._run = None
+        self.run = None
 
     def _forget_eval_mode(self) -> None:
         if self._eval_mode_begins:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import FETCH, FORWARD, FREE, OpenUpdates, PatchContext
-from training_profiler.instrumentation.fronts import AFTER_UPDATE, BEFORE_UPDATE, CLEARING
+from training_profiler.instrumentation.fronts import AFTER_UPDATE, BEFORE_UPDATE
 from training_profiler.instrumentation.graph_captures import CapturedGraph
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
@@ -48,8 +48,6 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     patches.replace(module.Optimizer, "__init__", functools.partial(_creating, context))
     patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
-    for owner in (module.Optimizer, torch.nn.Module):
-        context.fronts.offer_attribute(patches, owner, "zero_grad", CLEARING)
 
 
 def _put_hook(handle: Any, hook: Callable[..., None]) -> None:

@@ -30,7 +30,7 @@ enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                 
 enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS, MADE_NS, CALLED }; /* LoopDetector */
 enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER };          /* PatchContext */
 enum { BACKWARDS_BEFORE };                                                        /* OpenUpdates */
-enum { IS_UNRESOLVED, CYCLE, RUN, IS_EVALUATING, FORWARDS, RUN_END_NS };           /* PhaseDetector */
+enum { IS_UNRESOLVED, CYCLE, RUN, IS_EVALUATING, REPEATED, RUN_END_NS };           /* PhaseDetector */
 enum { LATEST };                                                                  /* Passes */
 enum { OPEN_CODE, IS_IN_CLOSURE, IS_SCALING };                                    /* OptimizerUpdate */
 enum { IS_DUE, NEXT_UPDATE };                                                     /* InputSizes */
@@ -198,7 +198,7 @@ static int quiet_call_begins(UsualCalls *self, Fields *call, PyObject *module, P
         self->writer->events->length -= 4;
         *begin_ns = 0;
     }
-    return add_one((Fields *)self->part[PHASES], FORWARDS) && add_one(run, RUN_CALLS) && add_one(use, USE_CALLS) &&
+    return add_one((Fields *)self->part[PHASES], REPEATED) && add_one(run, RUN_CALLS) && add_one(use, USE_CALLS) &&
            set_field(run, LATEST_USE, Py_NewRef((PyObject *)use)) ? at : -1;
 }
 

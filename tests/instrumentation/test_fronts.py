@@ -248,7 +248,7 @@ def outcome_of(implementation, acts, is_early, has_fronts):
                 (use.run.latest is use, use.run.key, use.run.calls, use.calls, use.end_ns, use.is_evaluated)
                 for use in uses
             ],
-            detector.phases.forwards_without_grad,
+            detector.phases.forwards_without_grad + detector.phases.repeated,
             detector.updates,
             detector.backwards,
             thread.busy_with,

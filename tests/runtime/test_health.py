@@ -102,8 +102,10 @@ def test_cost_of_sections_counts_the_patches_that_record_them(name, patched):
     cost_ns = {"C": 40_000, "Python": 12_000}[name]
     totals = Totals(0, 0)
     totals.training_spans, totals.end_ns = 10, 10**9
-    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: patched)
+    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: (patched, 0))
     assert health.sections_ns(totals) == patched * cost_ns + (10 - patched) * 1_000
+    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: (patched, patched))
+    assert health.sections_ns(totals) == patched * 3_000 + (10 - patched) * 1_000
 
 
 @pytest.mark.parametrize(("run_s", "seconds"), [(1.0, 0.0), (20.0, 20.0 * SPEED_SHARE), (3600.0, MOST_SPEED_S)])

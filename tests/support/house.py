@@ -23,8 +23,8 @@ ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 73_043),
-    "statements of the package": (28_000, 44_018),
+    "lines of the package": (48_000, 73_052),
+    "statements of the package": (28_000, 44_023),
     "files of the package": (340, 312),
     "lines in C": (1_500, 1_500),
     "lines of tests": (45_000, 71_880),

@@ -235,10 +235,15 @@ class Instrumentation:
             self._backwards += detector.backwards
             self._updates += detector.updates
             self._inferred_updates += detector.inferred_updates
-            self._forwards += detector.phases.forwards_without_grad
+            self._forwards += detector.phases.forwards_without_grad + detector.phases.repeated
             self._has_manual_steps |= detector.has_manual_steps
             self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
             self._before = detector.phases.first_evaluations.facts()
+
+    @property
+    def repeated_calls(self) -> int:
+        """Number of the training thread's calls without gradients that C has recorded."""
+        return 0 if self.context.detector is None else self.context.detector.phases.repeated
 
     @property
     def is_training(self) -> bool:

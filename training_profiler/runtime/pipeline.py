@@ -80,7 +80,7 @@ class Pipeline:
             recorder,
             context.section_cost_ns,
             self.guard,
-            patched_spans=lambda: accumulator.inferred_filter.spans,
+            patched_spans=lambda: (accumulator.inferred_filter.spans, self.instrumentation.repeated_calls),
             measure=measure_cost if context.flushes_beside else None,
         )
         self.terminal = Terminal(self.rank, self.guard, self.profiler_health, settings.stream, progress)

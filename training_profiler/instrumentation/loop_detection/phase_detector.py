@@ -36,7 +36,7 @@ class PhaseDetector(Fields):
     cycle: int = field(1)  # number of updates so far
     run: NoGradRun | None = field(2)  # calls without gradients since the last training event
     is_open: bool = field(3)  # validation_epoch has been entered
-    forwards_without_grad: int = field(4)
+    repeated: int = field(4)  # calls without gradients that C has recorded
     _run_end_ns: int = field(5)
 
     def __init__(
@@ -46,7 +46,7 @@ class PhaseDetector(Fields):
         self.is_unresolved = True
         self.passes = Passes()
         self.cycle = 0
-        self.forwards_without_grad = 0
+        self.forwards_without_grad = self.repeated = 0  # the former by Python
         self.is_open = False
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations(self.passes)

@@ -184,7 +184,7 @@ def test_times_since_1970_stay_exact(tmp_path, capsys):
         (("--html", "x", "--json"), "--html, --csv and --annotate write files: leave the options that print out"),
         (("--csv", "x", "--view", "kernels"), "write files"),
         (("--annotate", "PATH"), "is the trace that is read; write to another file"),
-        (("--html", "PATH/x.html"), "cannot be written ("),
+        (("--html", "PATH/x.html"), "trace.json: File exists"),
     ],
 )
 def test_unusable_files_give_one_line(words, message, path, capsys):

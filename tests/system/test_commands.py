@@ -38,8 +38,8 @@ def test_version_is_printed_and_a_command_without_its_argument_ends_with_status_
     version = command(tmp_path, "--version")
     assert (version.status, version.stdout) == (0, f"training-profiler {__version__}\n")
     outcome = command(tmp_path, "benchmark")
-    assert (outcome.status, outcome.stdout) == (2, "")
-    assert outcome.stderr.startswith("usage: training-profiler benchmark ")
+    assert (outcome.status, outcome.stdout, outcome.stderr.count("\n")) == (2, "", 1)
+    assert outcome.stderr.endswith(": MODULE:FACTORY; example: training-profiler benchmark train.py:factory\n")
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="mlflow is installed")

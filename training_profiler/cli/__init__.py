@@ -10,7 +10,7 @@ from training_profiler.base.errors import ProfilerError
 TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, NoReturn
 
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
@@ -32,44 +32,50 @@ def main(words: Sequence[str] | None = None) -> int:
             # The words belong to another program. argparse would read its options as ours.
             return int(command_module("run").launch(words[1:]))
         if getattr(sys, "stdout", None) is None:  # as after >&- in a shell
-            return _refuse("standard output is closed")
+            return say("standard output is closed")
         return _parse_and_run(words)
     except ProfilerError as error:
-        return _refuse(str(error))
+        return say(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        return _refuse("there is not enough memory to read that")
+        return say("there is not enough memory to read that")
     except BrokenPipeError:  # the reader, such as `head`, has stopped
         # The rest of the buffer must not fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a name that is too long, a full disk behind standard output
-        return _refuse(f"{error.filename or 'the output'}: {error.strerror or error}")
+        return say(f"{error.filename or 'the output'}: {error.strerror or error}")
 
 
-def _refuse(message: str) -> int:
+def say(message: object, status: int = 2) -> int:
+    """Print a sentence to standard error, in one line, and return ``status``."""
     from training_profiler.base.text import encodable, one_line  # not at the top: `run` does not need it
 
-    if getattr(sys, "stderr", None) is None:
-        return 2
-    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
-    return 2
+    if getattr(sys, "stderr", None) is not None:
+        print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
+    return status
 
 
 def _parse_and_run(words: list[str]) -> int:
     import argparse  # not at the top: `run` does not need it
 
     if words[:1] and not words[0].startswith("-") and words[0] not in COMMANDS:
-        return _refuse(f"{words[0]} is not a command{_command_hint(words)}")
+        return say(f"{words[0]} is not a command{_command_hint(words)}")
     if words[:1] and words[0].startswith("-") and not any(option.startswith(words[0]) for option in OPTIONS):
         hint = _option_hint(words[0], OPTIONS) or "; options come after a command: training-profiler report --html"
-        return _refuse(f"{words[0]} is not an option of training-profiler itself{hint}")
-    parser = argparse.ArgumentParser(
+        return say(f"{words[0]} is not an option of training-profiler itself{hint}")
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> "NoReturn":  # in one line with an example, as all other errors of commands
+            examples = [line.strip() for line in str(self.description).splitlines() if line.startswith("    ")]
+            example = f"; example: {[*examples, f'{self.prog} --help'][0]}"
+            raise ProfilerError(message if "example: " in message or message[-1] == "?" else message + example)
+
+    parser = Parser(
         prog="training-profiler", description="Shows where the time of a PyTorch training goes, and what to change."
     )
-    package = sys.modules[__name__.partition(".")[0]]
-    version = getattr(package, "__version__", "(not installed)")
+    version = getattr(sys.modules[__name__.partition(".")[0]], "__version__", "(not installed)")
     parser.add_argument("--version", action="version", version=f"training-profiler {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     known: list[str] = []
@@ -89,8 +95,7 @@ def _parse_and_run(words: list[str]) -> int:
         words = (own.replace("\0--args\0-", "\0--args=-") + script + others).split("\0")
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        hints = "".join(_option_hint(word.partition("=")[0], known) for word in unknown[:1])
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        of_command.error(f"unrecognized arguments: {' '.join(unknown)}{_option_hint(unknown[0].split('=')[0], known)}")
     if arguments.command in READERS:
         import warnings
 

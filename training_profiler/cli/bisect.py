@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from training_profiler.base.errors import ProfilerError
 from training_profiler.base.sections import OTHER, name_of
 from training_profiler.base.units import ms_text
 from training_profiler.cli import INTERRUPTED
@@ -97,8 +96,6 @@ class _Search:
 def run(arguments: argparse.Namespace) -> int:
     """Search, print what is found, and return the exit status."""
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-    if not words:
-        raise ProfilerError("bisect needs a program; example: training-profiler bisect v1.2 HEAD -- train.py")
     program, here = program_of(words), Path.cwd()
     commits = commits_between(arguments.good, arguments.bad, here)
     progress = ProgressLine(arguments.budget)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import read_seconds
+from training_profiler.cli import say as say
 from training_profiler.reports.card import render_card
 from training_profiler.reports.console import Origin
 from training_profiler.reports.layout import TABLE, Layout
@@ -156,8 +157,3 @@ def _machine_of(folder: Path) -> str:
     facts = [meta.get("platform"), f"{meta['cpus']} CPUs" if meta.get("cpus") else None]
     facts += [f"{name} {version}" for name, version in dict(meta.get("versions") or {}).items() if version]
     return ", ".join(str(fact) for fact in facts if fact)
-
-
-def say(message: object) -> None:
-    """Print a sentence to standard error, in one line."""
-    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)

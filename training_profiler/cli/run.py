@@ -23,6 +23,7 @@ from training_profiler.base.switch import (
     set_variable,
     start_up_file,
 )
+from training_profiler.cli import say
 
 TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def launch(words: list[str]) -> int:
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
-        return _refuse("run needs a program; example: training-profiler run train.py --lr 1e-3", BAD_USE)
+        return say("run needs a program; example: training-profiler run train.py --lr 1e-3", BAD_USE)
     program, arguments, is_python = resolve(words)
     if not program:
-        return _refuse("this Python does not know its own path; put it in front of the script", BAD_USE)
+        return say("this Python does not know its own path; put it in front of the script", BAD_USE)
     environment = launch_environment(BOOTSTRAP, is_python)
     for name, value in given.items():
         set_variable(environment, name, value)
@@ -119,14 +120,9 @@ def _become(program: str, arguments: list[str], environment: dict[str, str]) -> 
         os.execve(program, arguments, environment)
     except OSError as error:
         if error.errno != errno.ENOENT:
-            return _refuse(f"{program} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
+            return say(f"{program} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
         why = "the interpreter in its first line does not exist" if os.path.exists(program) else error.strerror
-        return _refuse(f"{program} cannot be executed: {why}", NOT_FOUND)
-
-
-def _refuse(message: str, status: int) -> int:
-    print(f"training-profiler: {message}", file=sys.stderr)
-    return status
+        return say(f"{program} cannot be executed: {why}", NOT_FOUND)
 
 
 def _command(word: str) -> str | None:

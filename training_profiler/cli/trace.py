@@ -147,11 +147,8 @@ def _written(arguments: argparse.Namespace) -> str:
     for path, content in contents.items():
         if path.resolve() in given:
             raise TraceError(f"{path} is the trace that is read; write to another file")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_output(path, content)
-        except OSError as error:
-            raise TraceError(f"{path} cannot be written ({error.strerror})") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_output(path, content)
     return "".join(f"{path}\n" for path in contents)
 
 

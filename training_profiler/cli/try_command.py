@@ -146,8 +146,6 @@ def run(arguments: argparse.Namespace) -> int:
     words = _words(arguments)
     if arguments.all and arguments.only:
         raise ProfilerError("--all tries all that applies, and --only what it names: leave one of them out")
-    if not words:
-        raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
     if is_own:
         return _own_change(program_of(words), runs, arguments)
     if arguments.fail_if_slower is not None:

@@ -25,6 +25,8 @@ def program_of(words: list[str]) -> Program:
     Raises:
         ProfilerError: there is none.
     """
+    if not words:
+        raise ProfilerError("the program is missing, as in: training-profiler try train.py --lr 1e-3")
     if words[0].endswith(".py") and not os.path.exists(words[0]):
         raise ProfilerError(f"{words[0]} does not exist")
     program, command, is_python = resolve(words)

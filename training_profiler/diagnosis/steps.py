@@ -158,7 +158,7 @@ def varies_with_work(step: StepStats) -> bool:
     return max(step.explained_by_calls, step.explained_by_inputs) >= 0.5  # of the variance
 
 
-@RULES.rule("warm-up", 3.0, saving=Saving.RUN, is_uneven=True, is_harmless=True)  # x the median step
+@RULES.rule("warm-up", 3.0, saving=Saving.UNKNOWN, is_harmless=True)  # x the median step
 def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Report first steps that took over 3 times the median, and the mean; None without such steps.
 
@@ -190,7 +190,6 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{time_text(later_s)} later{of_it}; step averages exclude {'it' if is_one else 'them'}",
         {"warmup_steps": step.warmup_count, "warmup_s": warmup_s, "median_s": step.median_s},
         f"Nothing to fix in a long run: {once} happen only once{keep}",
-        saving_s=extra_s,
     )
 
 

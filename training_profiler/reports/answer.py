@@ -37,6 +37,7 @@ class Origin:
     """Program and arguments as they can be typed."""
     earlier: str | None = None
     """The folder of an earlier run of the same program, as it can be typed."""
+    is_full: bool = False  # the report: it does not point to a full one then
 
 
 def answer_of(
@@ -230,8 +231,10 @@ def _next(
         return []
     command = None if snapshot.ranks is not None else origin.command or origin.program
     more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
-    full = f"training-profiler report --full {origin.folder}"
-    commands, (headline, _, _, color) = [(f"{len(more)} more", full)] if more else [], verdict(snapshot, findings)
+    full = [(f"{len(more)} more" if more else "figures", f"training-profiler report --full {origin.folder}")] * (
+        not origin.is_full
+    )
+    commands, (headline, _, _, color) = [*full] if more else [], verdict(snapshot, findings)
     has_crashed = headline.startswith("ENDED BY")  # and would again
     if command and not has_crashed and any(row_of(each).try_ for each in shown):
         commands.append(("prove it", f"training-profiler try {command}"))
@@ -240,8 +243,7 @@ def _next(
     if origin.earlier is not None and not too_little_data(snapshot):
         commands.append(("compare", f"training-profiler compare {origin.earlier} {origin.folder}"))
     commands.append(("web page", f"training-profiler html {origin.folder}"))
-    if not more:
-        commands.append(("figures", full))
+    commands += [] if more else full
     width = max(len(what) for what, _ in commands[:MOST_COMMANDS])
     if layout.width < SAVING_FROM:
         return ["", *(line for what, text in commands[:MOST_COMMANDS] for line in (f" {what}:", f"   {text}"))]

@@ -5,6 +5,7 @@ Each quantity stands in them once. The answer comes last, where a terminal shows
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.sections import DATA_LOADING, NESTED_SECTIONS, OF_PASSES, name_of
@@ -266,8 +267,8 @@ def render_final(
         is_full: whether all that was measured is in it, and every finding with all its figures.
         most_lines: of a report of 80 columns that is not full; of the answer as many as leave room for the rest.
     """
-    findings, origin = list(findings), origin or Origin()
-    is_full = is_full or layout.is_lines
+    findings, is_full = list(findings), is_full or layout.is_lines
+    origin = replace(origin or Origin(), is_full=is_full)
     all_findings = insight_lines(snapshot, findings, layout)
     checks = ["", *checklist_lines(snapshot, layout)] if has_checklist else []
     answer, changes = answer_of(snapshot, findings, layout, origin, most_lines - BESIDE_ANSWER)

@@ -233,7 +233,7 @@ def test_only_settings_the_switch_the_bootstrap_and_trials_read_the_environment(
 # They begin what they write with our name. Commands of ours are not in a training.
 MAY_WRITE_TO_THE_USER = {
     "training_profiler.safety.fault_guard": {"log.warning"},
-    "training_profiler.api": {"print", "warnings.warn"},  # a ProfilerWarning, which Python prints with its name
+    "training_profiler.api": {"print", "warnings.warn_explicit"},  # a ProfilerWarning, as Python prints it
     "training_profiler.api_disabled": {"warnings.warn"},
 }
 

@@ -214,7 +214,7 @@ def test_two_names_of_a_variable_may_say_the_same():
 )
 def test_unknown_variable_suggests_the_nearest(given, nearest):
     assert unknown_variables({given: "3", SHORT + "_DIR": "x", "HOME": "/"}) == [
-        f"{given} is not a setting of the profiler and has no effect; did you mean {nearest}?"
+        f"{given}='3' is not a setting and has no effect; did you mean {nearest}=3?"
     ]
 
 

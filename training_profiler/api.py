@@ -53,7 +53,7 @@ def _process_of_this_interpreter() -> Process:
 _process = _process_of_this_interpreter()
 profile_section = _process.recorder.section
 for _sentence in unknown_variables():
-    warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
+    warnings.warn_explicit(_sentence, ProfilerWarning, "environment", 0)  # no line of ours is its place
 
 
 def start_training_profiling(

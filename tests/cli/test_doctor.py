@@ -124,7 +124,7 @@ def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys)
     assert main(["doctor", "--json"]) == 1
     problems = json.loads(capsys.readouterr().out)["problems"]
     assert [problem.partition(";")[0] for problem in problems] == [
-        "RECTIFIED_FLOW_PROFILE_LOGEVERY is not a setting of the profiler and has no effect",
+        "RECTIFIED_FLOW_PROFILE_LOGEVERY='7' is not a setting and has no effect",
         f"{here / 'file'}: it is not a folder",
     ]
 

@@ -73,7 +73,9 @@ def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, fo
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
     assert "- switched off: run folder (" in outcome.stdout
     assert len(outcome.stderr.splitlines()) == 1
-    assert outcome.stderr.startswith("Profiler: run folder switched off, the training goes on: ")
+    why = f"OSError: RECTIFIED_FLOW_PROFILE_DIR is {folder!r}, and no folder can be made there ("
+    assert outcome.stderr.startswith(f"Profiler: run folder switched off, the training goes on: {why}")
+    assert outcome.stderr.endswith("); example: RECTIFIED_FLOW_PROFILE_DIR=/tmp/runs\n")
     assert (tmp_path / "a_file").read_text() == "kept"
 
 

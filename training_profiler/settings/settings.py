@@ -414,17 +414,17 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     short = [short_name(name) for name in known]
     kinds = ((SWITCH, known, (ROOT, TRIAL_PLAN)), (SHORT_PREFIX, short, ()))
     return [
-        f"{name} is not a setting of the profiler and has no effect{_nearest(name, names)}"
+        f"{name}={environ[name]!r} is not a setting and has no effect{_nearest(name, names, f'={environ[name]}')}"
         for prefix, names, others in kinds
         for name in sorted(environ)
         if name.startswith(prefix) and name not in (*names, *others)
     ]
 
 
-def _nearest(name: str, known: Collection[str], cutoff: float = 0.0) -> str:
+def _nearest(name: str, known: Collection[str], value: str = "", cutoff: float = 0.0) -> str:
     begun = sorted((each for each in known if each.startswith(name)), key=len)
     nearest = begun or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"; did you mean {nearest[0]}{value}?" if nearest else ""
 
 
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -334,7 +334,8 @@ def test_a_stream_that_is_skipped_and_repeated_in_workers_is_named(runs: Runs) -
             Net(),
             transformers.TrainingArguments("out", dataloader_num_workers=2, **arguments),
             train_dataset=Stream(),
-            callbacks=[profiler(thresholds="fetched-before-training=0.01")] if resumed else [],
+            # Sampled lines say that it is a Trainer: half a second needs more than the usual ones.
+            callbacks=[profiler(thresholds="fetched-before-training=0.01", sample_hz=500)] if resumed else [],
         ).train(**resumed)
 
     train_to(40)

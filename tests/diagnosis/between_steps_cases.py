@@ -19,6 +19,7 @@ from training_profiler.model.snapshot import (
     DeviceTimingStats,
     LineStats,
     LoaderStats,
+    SectionStats,
     Snapshot,
     StartupPart,
     StartupStats,
@@ -149,16 +150,14 @@ PLOTS = replace(ENVIRONMENT, function="Plotter.on_epoch_end", phase="callback on
 IMPORTS = LineStats("dqn.py", 2, "<module>", 0.05, 10)
 
 
-def run_outside(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), steps=100):
+def run_outside(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), steps=100, after_s=0.0):
     """Return a run of 100 s with steps of 100 ms, and so many seconds between them."""
     run = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
     forward = run.sections["forward_pass"]
     sections = {
         **run.sections,
         "forward_pass": replace(forward, self_s=forward.step_self_s + passes_s),
-        OUTSIDE_STEPS: replace(
-            forward, name=OUTSIDE_STEPS, count=0, self_s=rest_s + before_s, step_self_s=0.0, before_s=before_s
-        ),
+        OUTSIDE_STEPS: SectionStats(OUTSIDE_STEPS, 0, 0.0, rest_s + before_s, 0.5, before_s=before_s, after_s=after_s),
     }
     return replace(
         run,
@@ -428,6 +427,7 @@ SILENT = {
         "short epochs have their own rule": in_epochs(20),
         "most in steps": run_outside(passes_s=24.0, rest_s=9.0),
         "start-up": run_outside(rest_s=0.0, passes_s=0.0, before_s=90.0),
+        "a hang after the last step": run_outside(0.5, 80.0, after_s=79.5),
         "no lines": run_outside(lines=(), passes_s=0.5, rest_s=80.0),
         "few samples": run_outside(lines=(replace(ENVIRONMENT, samples=29),), passes_s=0.5, rest_s=80.0),
         "a notebook between cells": run_outside(0.5, 90.0, lines=(replace(ENVIRONMENT, share=0.09),)),

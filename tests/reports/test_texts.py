@@ -241,12 +241,16 @@ def verdicts() -> dict[str, Any]:
         "GPU 0: full",
     )
     queues = {(busy, mfu): on_gpu(busy, mfu) for busy in (None, 0.6, 0.97) for mfu in (None, 0.04, 0.35)}
-    computing = snapshot_of({"forward_pass": 0.9})
+    computing, hung = snapshot_of({"forward_pass": 0.9}), Health(notes=("no training step for 70 s, at a.py:6 save",))
     return {
         **{name: verdict(snapshot_of(run), []) for name, run in shares.items()},
         "a small saving": verdict(
             snapshot_of({"forward_pass": 0.3, "backward_pass": 0.3}), [finding("x", saving_s=0.01)]
         ),
+        "a hang that is ended, and one that is over": [
+            verdict(run_with(computing, sections={"forward_pass": {"after_s": s}}, ended_by="SIGTERM", health=hung), [])
+            for s in (86.0, 5.0)
+        ],
         "a run outside steps": verdict(replace(computing, wall_s=100.0), []),
         "a host that queues work does not show that its device computes: busy, MFU": [
             f"{key}: {tuple(verdict(run, []))}" for key, run in queues.items()
@@ -361,6 +365,7 @@ def source_lines() -> dict[str, Any]:
             for share in (0.93, 0.5)
             for few in ((line(5, "main", 0.02),),)
         ],
+        "a hang": part(render_final(run_with(workers, sections={"data_loading": {"after_s": 5.0}}), []), "Time D"),
         "data has the lines in workers under a key of its own": as_data(workers, ())["lines"],
     }
 

@@ -276,7 +276,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not snapshot.training_s or not has_enough_steps(snapshot):
         return None
     passes: dict[str, float] = {
-        name: section.self_s - section.step_self_s
+        name: section.self_s - section.step_self_s - section.after_s
         for name in (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
         if (section := snapshot.sections.get(name)) is not None
     }
@@ -284,7 +284,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     if short_epochs(snapshot, snapshot.thresholds) is not None:  # it has those of trainers
         lines = [line for line in lines if not line.inside]
     seen_s = sum(line.share for line in lines) * snapshot.wall_s
-    rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s)), sum(passes.values())
+    rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s - outside.after_s)), sum(passes.values())
     share = (rest_s + passes_s) / snapshot.training_s
     is_most = share > 0.40 and rest_s + passes_s > 10
     if not is_most:

@@ -206,7 +206,7 @@ def lines_under(
         return []
     if section.name == known.DATA_LOADING and all(loader.num_workers for loader in snapshot.loaders):
         in_workers = [
-            (f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * scale * line.share, 1))
+            (f"{IN_WORKERS} {line.place}", line.what, round(percentage * line.share, 1))
             for line in snapshot.lines_in_workers()[:HOT_PLACES]
             if section.share * line.share >= HOT_SHARE
         ]
@@ -218,8 +218,7 @@ def lines_under(
             return []
         if section.before_s and snapshot.startup is not None:
             early_s = {text: seconds for part in snapshot.startup.parts for text, seconds in part.lines}
-    in_training = section.training_s / from_first_step_s if from_first_step_s > 0 else 0.0
-    in_training = 1.0 if of_run else in_training
+    in_training = 1.0 if of_run else section.training_s / from_first_step_s if from_first_step_s > 0 else 0.0
     lines = []
     for line in snapshot.hottest(section.name):
         seconds = line.share * snapshot.wall_s - early_s.get(f"{line.place} {line.what}", 0.0)

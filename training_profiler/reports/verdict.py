@@ -142,20 +142,22 @@ class Verdict(NamedTuple):
 def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that the findings and figures support."""
     first = next(iter(important(snapshot, findings)), None)
-    if snapshot.ended_by and snapshot.ended_by.endswith(OF_CRASHES):
+    idle_s = snapshot.after_training_s  # a training that hangs is ended from outside
+    hang = next((note for note in snapshot.health.notes if idle_s > 60 and note.startswith("no training step")), "")
+    if snapshot.ended_by and (hang or snapshot.ended_by.endswith(OF_CRASHES)):
         inside = f" in {' > '.join(map(name_of, snapshot.open_sections))}" if snapshot.open_sections else ""
+        after = f"{duration_text(idle_s)} without a step" if hang else counted(snapshot.steps, "step")
+        why = hang or snapshot.health.error or "Python's traceback, above this report, says why"
         more = "" if first is None else f"Beside that: {brief(first.message)}"
-        why = snapshot.health.error or "Python's traceback, above this report, says why"
-        headline = f"ENDED BY {snapshot.ended_by} after {counted(snapshot.steps, 'step')}{inside}"
-        return Verdict(headline, why, more, BAD)
+        return Verdict(f"ENDED BY {snapshot.ended_by} after {after}{inside}", why, more, BAD)
     if first is not None:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
         if first.fix == MORE_STEPS:
             headline = f"TOO SHORT TO JUDGE, after {counted(snapshot.steps, 'step')}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
-            of_run = f" ({first.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
-            lost = f"That cost {duration_text(first.potential_saving_s)}{of_run}; all times include it"
-            return Verdict(headline, "", lost, BAD)
+            lost_s = first.potential_saving_s
+            of_run = f" ({lost_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
+            return Verdict(headline, "", f"That cost {duration_text(lost_s)}{of_run}; all times include it", BAD)
         part, up_to = next(((action.part, action.up_to) for action in first.actions), (1.0, ""))
         seconds, share = (part or 1.0) * first.potential_saving_s, saved_share(snapshot, first, part or 1.0)
         when = "of the start" if row_of(first).is_before_training else "after the last step"

@@ -82,7 +82,7 @@ class Instrumentation:
         self._torch: Any = None  # until its import has ended
         self._patches = self.context.installed
         self._overwritten: list[str] = []
-        self._backwards = self._updates = self._forwards = self._inferred_updates = 0
+        self._backwards = self._updates = self._forwards = self._inferred_updates = self._repeated = 0
         self._has_manual_steps = False
         self._work = Work()  # until now, since it was asked for
         self._begin_run()
@@ -235,7 +235,8 @@ class Instrumentation:
             self._backwards += detector.backwards
             self._updates += detector.updates
             self._inferred_updates += detector.inferred_updates
-            self._forwards += detector.phases.forwards_without_grad + detector.phases.repeated
+            self._forwards += detector.phases.forwards_without_grad
+            self._repeated += detector.phases.repeated
             self._has_manual_steps |= detector.has_manual_steps
             self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
             self._before = detector.phases.first_evaluations.facts()
@@ -243,7 +244,8 @@ class Instrumentation:
     @property
     def repeated_calls(self) -> int:
         """Number of the training thread's calls without gradients that C has recorded."""
-        return 0 if self.context.detector is None else self.context.detector.phases.repeated
+        detector = self.context.detector
+        return self._repeated + (0 if detector is None else detector.phases.repeated)
 
     @property
     def is_training(self) -> bool:
@@ -312,8 +314,8 @@ class Instrumentation:
         """Return why there is nothing to report, after ``close``."""
         if self.missing.get("all patches"):
             return f"the instrumentation was disabled after an error ({self.missing['all patches']})"
-        if self._forwards:
-            return f"no gradient was computed, so there was no training ({self._forwards} forward passes without one)"
+        if calls := self._forwards + self._repeated:
+            return f"no gradient was computed, so there was no training ({calls} forward passes without one)"
         return "torch was imported, but no training was found: no gradient was computed and no optimizer updated"
 
     @property

@@ -121,6 +121,8 @@ def recording(run: Snapshot, span_s: float) -> Snapshot:
 
 
 COPY = of_calls(({"copy.deepcopy": 1.0}, 1.0))
+AVERAGE = of_calls(({"slow.copy_": 0.1, "<parameters>": 0.4}, 0.5), ({"<parameters>": 0.3}, 0.3))
+AVERAGE = of_calls(({"slow.copy_": 0.1, "<parameters>": 0.4}, 0.5), ({"<parameters>": 0.3}, 0.3))
 OWN_UPDATE = replace(of_calls(({"m.copy_": 0.1}, 0.5), ({}, 0.4)), program=ON_CPU)
 FUNCTIONAL = of_calls(({"sort": 0.6}, 0.6), forward=0.0)
 COMPUTES = snapshot_of({"backward_pass": 0.25}, steps=64, step_s=0.125)
@@ -195,6 +197,8 @@ SAYS = {
         ),
         "a loop": of_calls(({"<python>": 0.6, "zip": 0.1}, 0.8)),
         "a loop over a dictionary": of_calls(({"<python>": 0.1, "seen.get": 0.3, "random.shuffle": 0.1}, 0.6)),
+        "an average of its own": replace(AVERAGE, program=ON_CPU),
+        "an update of its own, in a loop over parameters": AVERAGE,
         "an update of its own": replace(OWN_UPDATE, program=ProgramFacts()),
         "lines beside an optimizer of torch": OWN_UPDATE,
         "a loop of functional code": replace(COMPUTES, lines={"other": (LOOP_CALLED,)}),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.golden import assert_answers
 from tests.support.recording import FakeClock
+from training_profiler.model.lines import PARAMETERS
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import PYTHON
 from training_profiler.safety.fault_guard import FaultGuard
@@ -89,6 +90,31 @@ def test_a_loop_around_a_short_function_runs_python(sampler, call, called):
     code = compile(f"def sums(xs):\n    for x in xs:\n        {call}", "/project/train.py", "exec").co_consts[0]
     at = next(step.offset for step in dis.get_instructions(code) if step.opname == "CALL")
     assert located(sampler, KeptFrame(code, at)).called == called
+
+
+@pytest.mark.parametrize(
+    ("over", "body", "is_one"),
+    [
+        ("slow, p in zip(m.parameters(),\n m.parameters())", "slow.copy_(d * slow + (1 - d) * p)", True),
+        ("slow, p in zip(m.parameters(), m.parameters())", "slow.data = d * slow.data + (1 - d) * p", True),
+        ("k, v in m.state_dict().items()", "v *= d", True),
+        ("k, p in m.named_parameters()", "kept[k] = d * kept[k] + (1 - d) * p", True),
+        ("p in group['params']", "p.grad.mul_(scale)", True),
+        ("k, p in m.named_parameters()", "norms[k] = (p.grad ** 2).mean().item()", False),
+        ("p in m.parameters()", "penalty = penalty + (p * p).sum()", False),
+        ("p in m.parameters()", "p.requires_grad_(False)", False),
+        ("p in m.parameters()", "p.grad = None", False),
+        ("p in m.parameters()", "p.data = p.data @ rotation", False),
+        ("p in m.parameters()", "for i in range(3): kept[i] = p * i", False),
+        ("x in loader", "x.mul_(scale)", False),
+    ],
+)
+def test_a_loop_that_changes_parameters_one_by_one_is_known(sampler, over, body, is_one):
+    started(sampler).close()
+    program = f"def step(m, d, kept, group, scale):\n    for {over}:\n        {body}"
+    code = compile(program, "/project/train.py", "exec").co_consts[0]
+    at = next(step.offset for step in dis.get_instructions(code) if step.opname == "JUMP_BACKWARD")
+    assert located(sampler, KeptFrame(code, at)).called == (PARAMETERS if is_one else PYTHON)
 
 
 def test_a_builtin_that_runs_a_library_is_named(sampler):

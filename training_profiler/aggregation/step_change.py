@@ -12,11 +12,9 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import (
-    CHECKS,
     FORWARD_PASSES,
     INPUT_ELEMENTS,
     OTHER,
-    PYTHON,
     LineChange,
     LineStats,
     StepChange,
@@ -118,7 +116,7 @@ def _lines(
 def _called(line: LineStats) -> str:
     """Return the function that a line calls for most of its time; "" where it does something else."""
     name, share = max(line.called.items(), key=lambda item: item[1], default=("", 0.0))
-    return name if share >= 0.5 * line.share and name not in (CHECKS, PYTHON) else ""
+    return name if share >= 0.5 * line.share and not name.startswith("<") else ""
 
 
 def _by_section(counts: LineCounts, names: Mapping[int, str]) -> SamplesBySection:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.sections import FORWARD_PASS
 from training_profiler.diagnosis.finding import Change, Fix, action_of, joined
-from training_profiler.model.lines import READ_BY_FUNCTION, hottest_functions, hottest_places
+from training_profiler.model.lines import PARAMETERS, READ_BY_FUNCTION, hottest_functions, hottest_places
 from training_profiler.model.snapshot import CHECKS, HOT_PLACES, HOT_SHARE, PYTHON, LineStats, Snapshot
 
 EACH_FROM: Final = 0.1
@@ -106,10 +106,10 @@ NETWORK: Final = _activity(
     Change.LESS_OFTEN,
 )
 IN_PLACE: Final = _activity(
-    "changing tensors in place",
-    "mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_",
-    "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
-    "weights, torch._foreach_add_ for an update",
+    "changing tensors one by one",
+    f"mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_ {PARAMETERS}",
+    "Use torch._foreach functions instead of a loop over tensors: torch._foreach_lerp_ for a moving average of "
+    "weights, clip_grad_norm_(foreach=True) to clip gradients, torch._foreach_add_ for an update",
     Change.FOREACH,
     Change.FOREACH_AVERAGE,
 )
@@ -218,6 +218,8 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool, has_
     for line in lines:
         if not line.inside:  # the line only calls a library's loop, whose calls are not known
             called.update(line.called)
+    if not has_optimizer:  # then it is this loop that updates
+        del called[PARAMETERS]
     spent = []
     for activity in ACTIVITIES:
         if has_forward and PYTHON in activity.functions:
@@ -226,11 +228,12 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool, has_
         whole = its.total()
         if share and whole >= EACH_FROM * share:
             names = [name.removesuffix(TO_WRITE) for name, part in its.most_common(2) if part >= 0.2 * whole]
-            shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
+            shown = tuple(f"{name}()" for name in names if not name.startswith("<"))
             with_rest = float(whole)
             for line in lines:
                 of_line = sum(part for name, part in line.called.items() if activity.matches(name) and not line.inside)
                 with_rest += max(0.0, line.share - of_line) if of_line > 0.5 * line.share else 0.0  # all of it
+            with_rest *= OWN_SAVES if activity is IN_PLACE else 1.0
             spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
     spent = sorted(spent, key=lambda each: -each.part)[:2]
     if sum(each.part for each in spent) >= 0.3:  # less is mostly something else
@@ -288,7 +291,7 @@ def spent_text(spent: Sequence[Spent]) -> str:
 NAMED_FROM: Final = 0.25  # of a section, for a function to be named as its cause
 SURE_FROM: Final = 100  # samples; the error of a part of a quarter is then 0.09, and fewer name no more functions
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
-SAY_NOTHING: Final = (CHECKS, PYTHON, "step", "backward")  # no call of the line, and calls that are a section
+SAY_NOTHING: Final = ("step", "backward")  # calls that are a section
 # By the names under which programs import them.
 OTHER_LIBRARIES: Final = named(
     "random np numpy re json itertools copy bisect heapq collections string nx networkx sp scipy sklearn pd pandas cv2 "
@@ -344,7 +347,7 @@ def of_it(place: LineStats, of: float) -> str:
     """Return a place's part of the share ``of``, with the function that a line calls, or the hottest lines of one."""
     text = f"{min(1.0, place.share / of):.0%} of it"
     name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
-    is_named = called >= 0.5 * place.share and name.rpartition(".")[2] not in SAY_NOTHING
+    is_named = called >= 0.5 * place.share and not name.startswith("<") and name.rpartition(".")[2] not in SAY_NOTHING
     if called and is_named and not place.inside:
         mostly = "" if called >= 0.9 * place.share else "mostly "
         text += f", {mostly}in {name}{'' if ' ' in name else '()'}"
@@ -412,7 +415,7 @@ def loops(snapshot: Snapshot) -> list[LineStats]:
 
 def _without_calls(line: LineStats) -> float:
     """Return the share of a line without the functions that it calls: ``mask[i, j] = 0`` calls none."""
-    return max(0.0, line.share - sum(share for name, share in line.called.items() if name != PYTHON))
+    return max(0.0, line.share - sum(share for name, share in line.called.items() if name not in (PYTHON, PARAMETERS)))
 
 
 def place_of_most(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, str]:

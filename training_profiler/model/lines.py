@@ -88,6 +88,7 @@ class UnsampledWait:
 HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
 NEARLY_ALL: Final = 0.8  # of a function's time
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
+PARAMETERS: Final = "<parameters>"  # the same: an operator, or a round, of a loop that changes parameters one by one
 CHECKS: Final = "<checks>"  # the same: no function of the line, but torch.distributions checking arguments
 # Functions that read a number out of a tensor, for which the device has to have computed it.
 READ_BY_FUNCTION: Final = frozenset(("bool", "float", "int", "math.isfinite", "math.isinf", "math.isnan"))

@@ -33,6 +33,7 @@ from training_profiler.base.startup_frames import (
     activity_of_users,
 )
 from training_profiler.base.text import printable
+from training_profiler.model.lines import PARAMETERS
 from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
 from training_profiler.model.snapshot import BETWEEN, CHECKS, PYTHON
@@ -50,6 +51,7 @@ from training_profiler.sampling.user_code import (
     is_own_file,
     is_short,
     line_of,
+    parameter_loops,
     places_of_this_process,
     reads_number,
     runs_python,
@@ -150,6 +152,7 @@ class StackReader:
         self._batches = PhaseReader()
         self._call_at = ByInstruction(_call_at)
         self._number_at = ByInstruction(reads_number)
+        self._loops_of = ByInstruction(lambda code, _: parameter_loops(code))
         self._imported = ByInstruction(imported)
         self._line_at = ByInstruction(lambda code, instruction: (line_of(code, instruction), function_name(code)))
 
@@ -251,6 +254,9 @@ class StackReader:
             called = read
         elif place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
             called = PYTHON
+        if called in ("", PYTHON):
+            around = [loop for loop in self._loops_of(code, 0) if loop[0] <= instruction < loop[1]]
+            called = PARAMETERS if around and around[-1][2] else called
         called = CHECKS if place.is_check else called
         module, is_unused = self._imported(code, instruction) if place.activity.startswith(IMPORTS) else ("", False)
         called = f"{UNUSED_IMPORT if is_unused else IMPORT} {module}" if module else called

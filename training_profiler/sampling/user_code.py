@@ -259,6 +259,12 @@ _CONDITIONS: Final = frozenset(
 _OF_IMPORTS: Final = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP", "EXTENDED_ARG", "CACHE")  # what follows IMPORT_NAME
 _BY_TEXT: Final = ("eval", "exec", "globals", "locals", "vars")  # they may use any name
 TOKENIZING: Final = f"{TOKENIZERS}.Tokenizer.encode"  # of the package tokenizers: in Rust, without frames of its own
+_BEFORE_LOOPS: Final = ("STORE_", "POP_", "RESUME", "JUMP_", "FOR_ITER", "END_FOR")  # and before what they go through
+_PARAMETERS: Final = re.compile(r" (?:(?:named_)?parameters|state_dict)\b| 'params' ")  # ``group["params"]``
+_CHANGES: Final = re.compile(
+    r" (?:mul|add|sub|div|lerp|addc\w+|copy|clamp)_\b| \*= |BINARY_OP [^@[].*STORE_(?:SU|ATTR (?:data|grad)\b)"
+)
+_READS_OR_MULTIPLIES: Final = re.compile(r" (?:item|tolist|cpu|numpy|float|bool|int)\b|BINARY_OP @")
 _Moment = tuple[int, int]  # a line and a column of the source
 
 
@@ -384,6 +390,24 @@ Read = TypeVar("Read")
 MOST_INSTRUCTIONS: Final = 5000  # whose answers are remembered
 WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))
 RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
+
+
+def parameter_loops(code: CodeType) -> list[tuple[int, int, bool]]:
+    """Return where the loops of a code begin and end, inner ones last, and which change parameters one by one.
+
+    A loop that also reads numbers or multiplies matrices is none of these: no call does that for all tensors at once.
+    """
+    steps, loops = list(dis.get_instructions(code)), []
+    texts = [f"{step.opname} {step.argrepr} " for step in steps]
+    for at, each in enumerate(steps):
+        if each.opname == "FOR_ITER":
+            over = "".join(takewhile(lambda text: not text.startswith(_BEFORE_LOOPS), reversed(texts[:at])))
+            body = "".join(
+                text for step, text in zip(steps, texts, strict=True) if each.offset <= step.offset < each.argval
+            )
+            is_one = _PARAMETERS.search(over) and _CHANGES.search(body) and not _READS_OR_MULTIPLIES.search(body)
+            loops.append((each.offset, each.argval, bool(is_one)))
+    return loops
 
 
 def waits_in(called: str, code: CodeType, instruction: int) -> str:

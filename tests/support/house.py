@@ -23,11 +23,11 @@ ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
 # The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 73_052),
-    "statements of the package": (28_000, 44_023),
+    "lines of the package": (48_000, 73_085),
+    "statements of the package": (28_000, 44_048),
     "files of the package": (340, 312),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 71_880),
+    "lines of tests": (45_000, 71_905),
     "folders": (29, 28),
     "arrows between folders": (150, 145),
     "folders that import each other": (0, 0),

@@ -109,7 +109,7 @@ IN_PLACE: Final = _activity(
     "changing tensors one by one",
     f"mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_ {PARAMETERS}",
     "Use torch._foreach functions instead of a loop over tensors: torch._foreach_lerp_ for a moving average of "
-    "weights, clip_grad_norm_(foreach=True) to clip gradients, torch._foreach_add_ for an update",
+    "weights, torch._foreach_mul_ to clip gradients, torch._foreach_add_ for an update",
     Change.FOREACH,
     Change.FOREACH_AVERAGE,
 )

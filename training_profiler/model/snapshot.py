@@ -13,6 +13,7 @@ from training_profiler.model.lines import BETWEEN as BETWEEN
 from training_profiler.model.lines import CHECKS as CHECKS
 from training_profiler.model.lines import HOT_PLACES as HOT_PLACES
 from training_profiler.model.lines import HOT_SHARE as HOT_SHARE
+from training_profiler.model.lines import PARAMETERS as PARAMETERS
 from training_profiler.model.lines import PYTHON as PYTHON
 from training_profiler.model.lines import TOKENIZERS as TOKENIZERS
 from training_profiler.model.lines import LineStats as LineStats

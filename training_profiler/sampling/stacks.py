@@ -33,10 +33,9 @@ from training_profiler.base.startup_frames import (
     activity_of_users,
 )
 from training_profiler.base.text import printable
-from training_profiler.model.lines import PARAMETERS
 from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
-from training_profiler.model.snapshot import BETWEEN, CHECKS, PYTHON
+from training_profiler.model.snapshot import BETWEEN, CHECKS, PARAMETERS, PYTHON
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import Frame, outwards
 from training_profiler.sampling.user_code import (

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.sections import SectionNames
-from training_profiler.base.switch import PREFIX
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.ranks import AttemptStats, RankId
 from training_profiler.model.snapshot import Health
@@ -229,8 +228,9 @@ class RunFiles:
         try:
             folder = make_run_folder(parent, run_ending(self.settings.name))
         except OSError as error:
-            why = f"no folder can be made there ({error.strerror or error}); example: {PREFIX}DIR=/tmp/runs"
-            raise OSError(f"{PREFIX}DIR is {self.settings.dir!r}, and {why}") from None
+            why = f"no folder can be made there ({error.strerror or error}); example: "
+            name = "RECTIFIED_FLOW_PROFILE_DIR"
+            raise OSError(f"{name} is {self.settings.dir!r}, and {why}{name}=/tmp/runs") from None
         self._made += [*([parent] if is_new else []), folder]
         keep_open(folder)
         self._needs_meta = True

@@ -45,7 +45,7 @@ OWN_SECTIONS: Final = Fix(
     "without some of its callbacks",
     (Change.SECTIONS, Change.FEWER_CALLBACKS),
 )
-MORE_STEPS: Final = Fix("Train for 30 s or longer, to learn which lines take it")
+MORE_STEPS: Final = Fix("Train for longer, to learn which lines take it")
 OF_TRAINER: Final = ("num_workers=", "pin_memory=", "persistent_workers=", "prefetch_factor=")
 CHEAPER_LINES: Final = Fix(
     'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',

@@ -52,9 +52,9 @@ CHEAPER_LINES: Final = Fix(
     (Change.CHEAPER_LINES,),
 )
 IN_A_LIBRARY: Final = Fix(
-    "It lies in a library's own loop: try without some of its callbacks, and let it log less often",
+    "It lies in a library's own loop: try its cheaper options, as fewer callbacks, less logging or a looser tolerance",
     (Change.FEWER_CALLBACKS,),
-    (Action("Try without some callbacks of the library, and let it log less often", (Change.FEWER_CALLBACKS,)),),
+    (Action("Try cheaper options of the library: callbacks, logging, a looser tolerance", (Change.FEWER_CALLBACKS,)),),
 )
 
 

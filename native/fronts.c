@@ -198,8 +198,8 @@ static int quiet_call_begins(UsualCalls *self, Fields *call, PyObject *module, P
         self->writer->events->length -= 4;
         *begin_ns = 0;
     }
-    return add_one((Fields *)self->part[PHASES], REPEATED) && add_one(run, RUN_CALLS) && add_one(use, USE_CALLS) &&
-           set_field(run, LATEST_USE, Py_NewRef((PyObject *)use)) ? at : -1;
+    return (*begin_ns == 0 || add_one((Fields *)self->part[PHASES], REPEATED)) && add_one(run, RUN_CALLS) &&
+           add_one(use, USE_CALLS) && set_field(run, LATEST_USE, Py_NewRef((PyObject *)use)) ? at : -1;
 }
 
 static int usual_forward_begins(UsualCalls *self, Fields *call, int64_t *begin_ns)
@@ -207,7 +207,7 @@ static int usual_forward_begins(UsualCalls *self, Fields *call, int64_t *begin_n
     int64_t code = EVENT(FORWARD_CODE);
     if (call->at[IS_BARE] != Py_True) /* else a loss right after the model */
         return IS(SIZES, IS_DUE, Py_False) && IS(PHASES, IS_UNRESOLVED, Py_False) && SET(DETECTOR, FRAME, Py_None) &&
-               (*begin_ns = record(self, code)) >= 0 ? FORWARD_CODE : -1;
+               (*begin_ns = record(self, code)) >= 0 && add_one((Fields *)self->part[PHASES], REPEATED) ? FORWARD_CODE : -1;
     if (!IS(PHASES, IS_UNRESOLVED, Py_False) || !ends_with(self, -code))
         return -1;
     self->writer->events->length -= 2;

@@ -79,7 +79,7 @@ PATCH_COSTS: Final = {  # is it of C -> apart, in ns -> sections; in between by 
     True: {50_000: 25.0, 1_000_000: 40.0},
     False: {50_000: 4.0, 1_000_000: 12.0},
 }
-REPEATED_COST: Final = 3.0  # the same of a call that C repeats without Python: 0.3 to 0.5 us
+REPEATED_COST: Final = 3.0  # the same of a forward pass that C records without Python: 0.3 to 0.5 us
 REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, and first epochs, at any cost
 REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 

@@ -243,7 +243,7 @@ class Instrumentation:
 
     @property
     def repeated_calls(self) -> int:
-        """Number of the training thread's calls without gradients that C has recorded."""
+        """Number of forward passes that C has recorded."""
         detector = self.context.detector
         return self._repeated + (0 if detector is None else detector.phases.repeated)
 

@@ -36,7 +36,7 @@ class PhaseDetector(Fields):
     cycle: int = field(1)  # number of updates so far
     run: NoGradRun | None = field(2)  # calls without gradients since the last training event
     is_open: bool = field(3)  # validation_epoch has been entered
-    repeated: int = field(4)  # calls without gradients that C has recorded
+    repeated: int = field(4)  # forward passes that C has recorded
     _run_end_ns: int = field(5)
 
     def __init__(

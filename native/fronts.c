@@ -188,7 +188,8 @@ static int quiet_call_begins(UsualCalls *self, Fields *call, PyObject *module, P
     PyObject *method = NULL;
     Fields *use = (Fields *)call->at[USE], *run = (Fields *)use->at[OF_RUN];
     if (!IS(PHASES, RUN, (PyObject *)run) || !IS(PHASES, IS_EVALUATING, Py_False) ||
-        !usual_is(self, module, IS_TRAINING, call->at[MODE]) || !is_in_functions(self, run, frame, &method))
+        !usual_is(self, module, IS_TRAINING, call->at[MODE]) || !is_on(self) || /* the program may have ended the session */
+        !is_in_functions(self, run, frame, &method))
         return -1;
     int is_part = method == NULL ? SET(DETECTOR, FRAME, Py_None) - 1 : is_same_forward(self, run, module, method);
     int at = NO_GRAD_CODE + (is_part > 0 && !ends_with(self, -EVENT(NO_GRAD_CODE)));

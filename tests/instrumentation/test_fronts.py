@@ -431,8 +431,8 @@ def test_no_fronts_in_python():
         assert not any(map(is_front, places()))
 
 
-@pytest.mark.parametrize("at", [3, 4, 5])
-def test_a_module_may_end_the_session_where_its_mode_is_read(fronts, at):
+@pytest.mark.parametrize(("at", "acts"), [(3, False), (4, False), (5, False), *((at, True) for at in range(3, 9))])
+def test_a_module_may_end_the_session_where_its_mode_is_read(fronts, at, acts):
     reads = iter(range(1, 100))
 
     class Ending(torch.nn.Linear):
@@ -449,7 +449,12 @@ def test_a_module_may_end_the_session_where_its_mode_is_read(fronts, at):
     train(Model())
     fronts.instrumentation.program.stop()
     fronts.context.detector.input_sizes.is_due = False
-    train(Ending(2, 2), 5)
+    model = Ending(2, 2)
+    with patch.object(input_sizes, "CALLS", 0), torch.no_grad():
+        for _ in range(5 * acts):
+            model(torch.ones(2))
+    if not acts:
+        train(model, 5)
     assert fronts.context.detector is None
 
 

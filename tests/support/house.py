@@ -27,7 +27,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "statements of the package": (28_000, 44_048),
     "files of the package": (340, 312),
     "lines in C": (1_500, 1_500),
-    "lines of tests": (45_000, 71_905),
+    "lines of tests": (45_000, 71_910),
     "folders": (29, 28),
     "arrows between folders": (150, 145),
     "folders that import each other": (0, 0),

@@ -231,12 +231,11 @@ def _next(
         return []
     command = None if snapshot.ranks is not None else origin.command or origin.program
     more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
-    full = [(f"{len(more)} more" if more else "figures", f"training-profiler report --full {origin.folder}")] * (
-        not origin.is_full
-    )
+    what = f"{len(more)} more" if more else "figures"
+    full = [] if origin.is_full else [(what, f"training-profiler report --full {origin.folder}")]
     commands, (headline, _, _, color) = [*full] if more else [], verdict(snapshot, findings)
-    has_crashed = headline.startswith("ENDED BY")  # and would again
-    if command and not has_crashed and any(row_of(each).try_ for each in shown):
+    # What ended by a crash would do so again.
+    if command and not headline.startswith("ENDED BY") and any(row_of(each).try_ for each in shown):
         commands.append(("prove it", f"training-profiler try {command}"))
     if command and color == GOOD and not snapshot.ended_by:  # then operators matter most
         commands.append(("operators", record_steps(snapshot.steps).text.replace(PROGRAM, command)))
